@@ -25,8 +25,7 @@ from support import begin, exercise, figures
 from minidist import Cluster, nn
 from minidist.datasets import Batch, digits
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.actions import Backward, Forward
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Backward, Forward, Programs
 from minidist.planning import simulate
 
 begin()

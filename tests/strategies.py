@@ -15,9 +15,8 @@ from minidist.context_parallel import plain, zigzag
 from minidist.nn.tokens import BEGIN, PAD
 from minidist.pieces import Positions
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
-from minidist.pipeline_parallel.actions import Forward, passes_backward
+from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes_backward, updates
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
-from minidist.pipeline_parallel.placement import Programs, looped, updates
 from minidist.pipeline_parallel.random_order import random_order, random_placement
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.graphs.graph import Graph, Op, Value

@@ -902,7 +902,7 @@ KEPT = {
     "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
     "pipeline_parallel/reduction.py:OverlappedSums": "gradients of a batch, dropped at its end",
     "pipeline_parallel/weight_stashing.py:PipeDream": "weight_stashing, vertical_sync, 2bw",
-    "pipeline_parallel/weight_versions.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
+    "pipeline_parallel/weight_stashing.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/stage.py:Stage": "begins anew with every batch",
     "nn/module.py:Module": "has the weights themselves",
     "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",

@@ -13,8 +13,8 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
 )
-from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate
 
 

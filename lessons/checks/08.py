@@ -5,8 +5,7 @@ from itertools import product
 from numbers import Real
 
 from minidist.pipeline_parallel import actions, add_communication, programs, validate
-from minidist.pipeline_parallel.actions import Backward, Forward
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Backward, Forward, Programs
 from minidist.planning import simulate
 
 

@@ -4,8 +4,7 @@ from itertools import groupby, product
 from numbers import Integral, Real
 
 from minidist.pipeline_parallel import add_communication, programs
-from minidist.pipeline_parallel.actions import Backward, Forward, Transfer
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Backward, Forward, Programs, Transfer
 from minidist.planning import simulate
 
 

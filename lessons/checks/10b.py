@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 from minidist.pipeline_parallel import programs, read, validate
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Programs
 from minidist.planning import simulate
 
 ROOM = 2

@@ -20,8 +20,13 @@ from minidist.errors import WrongInput
 from minidist.events import EventLog
 from minidist.observe import timeline
 from minidist.pipeline_parallel import SCHEDULES, add_reductions, programs, read, validate
-from minidist.pipeline_parallel.actions import COMPUTE, Reduce
-from minidist.pipeline_parallel.placement import Programs, last_stage, micro_batches_of
+from minidist.pipeline_parallel.actions import (
+    COMPUTE,
+    Programs,
+    Reduce,
+    last_stage,
+    micro_batches_of,
+)
 from minidist.pipeline_parallel.schedules import takes
 from minidist.planning import Simulation, simulate
 

@@ -113,7 +113,7 @@ class FlatParameters:
     def last_changed(self) -> int:
         """Return when an element was last changed in place, on the clock of `tick`.
 
-        `updated` alone does not say it: PipeDream sets it to 0 (weight_versions.py).
+        `updated` alone does not say it: PipeDream sets it to 0 (weight_stashing.py).
         """
         whole = 0 if self.part_of is None else self.part_of.last_changed()
         return max([whole, self.touched, *(max(p.updated, p.loaded) for p in self.parameters)])

@@ -38,13 +38,14 @@ from minidist.pipeline_parallel.actions import (
     SENDS,
     Action,
     BackwardWeight,
+    Programs,
     Reduce,
     Transfer,
+    last_stage,
     other_end,
 )
 from minidist.pipeline_parallel.execution_order import message
 from minidist.pipeline_parallel.executor import steps
-from minidist.pipeline_parallel.placement import Programs, last_stage
 from minidist.pipeline_parallel.schedules import order_of, takes
 from minidist.planning import Simulation, simulate
 from minidist.rng import generator

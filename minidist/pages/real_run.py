@@ -20,7 +20,7 @@ from minidist.errors import WrongInput
 from minidist.events import EventLog
 from minidist.observe.timeline.action_names import kind
 from minidist.pipeline_parallel import read
-from minidist.pipeline_parallel.placement import Programs, last_stage, micro_batches_of
+from minidist.pipeline_parallel.actions import Programs, last_stage, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 
 ROOT = Path(__file__).parents[2]  # where minidist is imported from

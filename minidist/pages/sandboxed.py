@@ -4,7 +4,7 @@ import re
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from minidist.pages.written import FILE, text_of
-from minidist.pipeline_parallel.words import Unreadable
+from minidist.pipeline_parallel.text import Unreadable
 
 PLACE = re.compile(rf"; shortly before.*?{FILE}, line (\d{{1,6}}).*", re.S)
 

@@ -21,9 +21,9 @@ from minidist.errors import WrongInput, check_name, check_number
 from minidist.events import Event, EventLog
 from minidist.observe import timeline
 from minidist.pages.written import MOST_ACTIONS, text_of
-from minidist.pipeline_parallel import actions, placement, programs, read, schedules, validate
+from minidist.pipeline_parallel import actions, programs, read, schedules, validate
+from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.communication import transfers_of
-from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.symbols import certificate
 from minidist.pipeline_parallel.text import as_text as program_text
 from minidist.planning.critical_path import Moments, critical_path, moments, needs, stash, waits
@@ -61,7 +61,7 @@ def answer(puzzles: str = "", **question) -> dict:
         made = _read(asked["made"] or text_of(python, p, m) if python else text)
     except ValueError as error:
         return unread(text, error)
-    return _judged(made, m if python else placement.micro_batches_of(made), asked)
+    return _judged(made, m if python else actions.micro_batches_of(made), asked)
 
 
 def unread(text: str, error: ValueError) -> dict:
@@ -127,7 +127,7 @@ def _judged(made: Programs, m: int, asked: dict) -> dict:
         result["csv"] = program_text(made, "torch")
     result |= {
         "chunks": max(map(len, made.placement)),
-        "stages": 1 + placement.last_stage(made.placement),
+        "stages": 1 + actions.last_stage(made.placement),
         "placement": made.placement,
         "grid": [[str(action) for action in program] for program in made],
     }

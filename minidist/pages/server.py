@@ -24,7 +24,7 @@ from minidist.errors import WrongInput, check_name
 from minidist.pages import answers, build, schedules
 from minidist.pages.real_run import RealRun
 from minidist.pages.sandboxed import Written
-from minidist.pipeline_parallel.words import Unreadable
+from minidist.pipeline_parallel.text import Unreadable
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 FILES = {path.name: path for path in build.STATIC.iterdir() if path.suffix[1:] in TYPES}

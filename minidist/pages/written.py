@@ -15,7 +15,7 @@ from contextlib import suppress
 from traceback import format_exception_only, walk_tb
 
 from minidist.pipeline_parallel import actions
-from minidist.pipeline_parallel.words import Unreadable, read_action
+from minidist.pipeline_parallel.text import Unreadable, read_action
 
 FILE = "<written>"
 MOST_ACTIONS = 20_000  # of all ranks together: they are simulated and drawn in a second

@@ -12,22 +12,20 @@ from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
     Action,
     Forward,
+    Programs,
     RecvActivation,
     RecvGradient,
     SendActivation,
     SendGradient,
     Transfer,
-    other_end,
-    passes_backward,
-)
-from minidist.pipeline_parallel.execution_order import in_order
-from minidist.pipeline_parallel.placement import (
-    Programs,
     communicates,
     last_stage,
+    other_end,
     pairs_of,
+    passes_backward,
     placement_of,
 )
+from minidist.pipeline_parallel.execution_order import in_order
 
 
 def transfers_of(programs: list[list[Action]]) -> Callable:

@@ -42,9 +42,14 @@ from itertools import count
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.actions import (
+    Action,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+)
 from minidist.pipeline_parallel.execution_order import dependencies
-from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 
 INTERVAL = 6  # units from one micro-batch to the next

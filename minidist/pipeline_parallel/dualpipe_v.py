@@ -24,8 +24,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Action, Programs
 from minidist.pipeline_parallel.zero_bubble import passes, v_shaped
 
 

@@ -19,10 +19,13 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     Transfer,
     Update,
+    communicates,
+    last_stage,
     other_end,
+    pairs_of,
     passes_backward,
+    placement_of,
 )
-from minidist.pipeline_parallel.placement import communicates, last_stage, pairs_of, placement_of
 
 
 def in_order(

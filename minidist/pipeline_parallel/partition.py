@@ -34,7 +34,7 @@ from minidist.backend import Array, clock, on_gpu
 from minidist.errors import WrongInput
 from minidist.events import Clock
 from minidist.nn import Module
-from minidist.pipeline_parallel.placement import check_lengths, equal_lengths
+from minidist.pipeline_parallel.actions import check_lengths, equal_lengths
 from minidist.rng import Randomness
 
 Cost = int | float | Fraction

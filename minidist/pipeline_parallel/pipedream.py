@@ -14,9 +14,8 @@ from math import ceil
 from numbers import Integral
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action, Backward, Update
+from minidist.pipeline_parallel.actions import Action, Backward, Programs, Update, looped
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
-from minidist.pipeline_parallel.placement import Programs, looped
 
 
 def pipedream(rank: int, m: int, replicas: list[int]) -> Iterator[Action]:

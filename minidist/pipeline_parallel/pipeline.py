@@ -23,13 +23,17 @@ from minidist.backend import Array
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action
-from minidist.pipeline_parallel.checks import check_alike
+from minidist.pipeline_parallel.actions import (
+    Action,
+    communicates,
+    digest,
+    last_stage,
+    micro_batches_of,
+)
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import shared_groups, take_over
+from minidist.pipeline_parallel.holders import check_alike, shared_groups, take_over
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.placement import communicates, digest, last_stage, micro_batches_of
 from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, add_reductions
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage

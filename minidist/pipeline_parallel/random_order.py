@@ -16,8 +16,8 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
 )
-from minidist.pipeline_parallel.placement import Programs
 
 
 def random_placement(random: Random, p: int, stages: int) -> list[list[int]]:

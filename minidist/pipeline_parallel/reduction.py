@@ -19,8 +19,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Reduce, Update
-from minidist.pipeline_parallel.placement import Programs, kinds_of, pairs_of, placement_of
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Backward,
+    BackwardWeight,
+    Programs,
+    Reduce,
+    Update,
+    kinds_of,
+    pairs_of,
+    placement_of,
+)
 
 if TYPE_CHECKING:
     from minidist.backend import Array

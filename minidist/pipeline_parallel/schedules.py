@@ -8,7 +8,18 @@ from numbers import Integral
 from typing import NamedTuple
 
 from minidist.errors import WrongInput, check_name, check_options, options_of
-from minidist.pipeline_parallel.actions import Action, Backward, BackwardInput, BackwardWeight
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Programs,
+    looped,
+    micro_batches_of,
+    pairs_of,
+    placement_of,
+    updates,
+)
 from minidist.pipeline_parallel.controllable_memory import v_half, v_min
 from minidist.pipeline_parallel.dualpipe_v import dualpipe_v
 from minidist.pipeline_parallel.gpipe import gpipe
@@ -18,14 +29,6 @@ from minidist.pipeline_parallel.layer_split import layer_split
 from minidist.pipeline_parallel.looped_bfs import looped_bfs
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
-from minidist.pipeline_parallel.placement import (
-    Programs,
-    looped,
-    micro_batches_of,
-    pairs_of,
-    placement_of,
-    updates,
-)
 from minidist.pipeline_parallel.validation import validate
 from minidist.pipeline_parallel.zb_auto import zb_auto
 from minidist.pipeline_parallel.zero_bubble import zb_h1, zb_h2, zb_v

@@ -17,12 +17,15 @@ from minidist.pipeline_parallel.actions import (
     Backward,
     BackwardWeight,
     Forward,
+    Programs,
     Reduce,
     Update,
+    last_stage,
     passes_backward,
+    reduces,
+    updates,
 )
 from minidist.pipeline_parallel.execution_order import in_order
-from minidist.pipeline_parallel.placement import Programs, last_stage, reduces, updates
 
 Sums = dict[tuple[int, int], Counter]  # (rank, chunk): how often each micro-batch is in its dW
 

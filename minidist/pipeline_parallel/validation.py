@@ -12,20 +12,18 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     Reduce,
     Transfer,
     Update,
-    passes_backward,
-)
-from minidist.pipeline_parallel.communication import transfers_of
-from minidist.pipeline_parallel.execution_order import Stuck, in_order
-from minidist.pipeline_parallel.placement import (
-    Programs,
     communicates,
     last_stage,
     pairs_of,
+    passes_backward,
     placement_of,
 )
+from minidist.pipeline_parallel.communication import transfers_of
+from minidist.pipeline_parallel.execution_order import Stuck, in_order
 
 ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}

@@ -16,8 +16,7 @@ from math import lcm
 from numbers import Rational, Real
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import KINDS, Action
-from minidist.pipeline_parallel.placement import Programs, looped
+from minidist.pipeline_parallel.actions import KINDS, Action, Programs, looped
 from minidist.pipeline_parallel.timed_order import (
     Choice,
     Line,

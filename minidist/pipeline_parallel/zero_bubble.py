@@ -16,8 +16,14 @@ waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the 
 from collections.abc import Iterator
 from itertools import islice, product
 
-from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import (
+    KINDS,
+    Action,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+)
 
 
 def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:

@@ -8,9 +8,15 @@ back from the end, each time to what was later, reaches time 0: the makespan is 
 on the way, and nothing else would make it shorter.
 """
 
-from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Forward, Transfer
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Backward,
+    BackwardWeight,
+    Forward,
+    Transfer,
+    placement_of,
+)
 from minidist.pipeline_parallel.execution_order import dependencies
-from minidist.pipeline_parallel.placement import placement_of
 from minidist.planning.replay import Time, divided
 from minidist.planning.simulator import Simulation
 

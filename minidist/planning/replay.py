@@ -33,9 +33,11 @@ from minidist.pipeline_parallel.actions import (
     Reduce,
     Transfer,
     Update,
+    communicates,
+    last_stage,
+    placement_of,
 )
 from minidist.pipeline_parallel.execution_order import Stuck
-from minidist.pipeline_parallel.placement import communicates, last_stage, placement_of
 
 Time = float  # or a Fraction, with which all arithmetic is exact
 Process = Generator[tuple, None, tuple]  # a rank: waits for things; returns its result

@@ -18,9 +18,11 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     Reduce,
     Update,
+    communicates,
+    last_stage,
+    placement_of,
 )
 from minidist.pipeline_parallel.communication import add_communication
-from minidist.pipeline_parallel.placement import communicates, last_stage, placement_of
 from minidist.pipeline_parallel.timed_order import is_duration
 from minidist.planning.replay import Replay, Time, divided, mean_chunks
 

@@ -16,7 +16,7 @@ from minidist import nn
 from minidist.backend import as_array
 from minidist.comm import Cluster
 from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify.causes.diagnosis import byte_words, diagnosis
 from minidist.verify.compare import Comparison, compare, in_one_line

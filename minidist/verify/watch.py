@@ -18,7 +18,7 @@ from minidist.context_parallel.ring_attention import RingAttention
 from minidist.context_parallel.tiles import computed_scores
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
-from minidist.pipeline_parallel.weight_versions import VersionedStage
+from minidist.pipeline_parallel.weight_stashing import VersionedStage
 from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import GatheredLinear, GatheredProducts
 

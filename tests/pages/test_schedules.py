@@ -14,7 +14,7 @@ from minidist.cli.arguments import time as read_time
 from minidist.pages import answers
 from minidist.pages.schedules import FIRST, USUAL, answer, as_text
 from minidist.pipeline_parallel import SCHEDULES, programs, read, validate
-from minidist.pipeline_parallel.placement import updates
+from minidist.pipeline_parallel.actions import updates
 from minidist.pipeline_parallel.text import as_text as program_text
 from minidist.planning import simulate
 from tests.strategies import chunks_of, fitting, linear_extensions

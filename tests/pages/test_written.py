@@ -5,8 +5,7 @@ import pytest
 from minidist.pages.schedules import answer
 from minidist.pages.written import MOST_ACTIONS, text_of
 from minidist.pipeline_parallel import programs, read
-from minidist.pipeline_parallel.text import as_text
-from minidist.pipeline_parallel.words import Unreadable
+from minidist.pipeline_parallel.text import Unreadable, as_text
 
 GPIPE = """
 def program(rank, p, m):

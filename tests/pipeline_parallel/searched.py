@@ -1,6 +1,6 @@
 """Durations, limits on memory and searched orders, drawn for tests of the searched schedule."""
 
-from minidist.pipeline_parallel.placement import Programs, looped
+from minidist.pipeline_parallel.actions import Programs, looped
 from minidist.pipeline_parallel.zb_auto import actions_of
 
 TIMES = "forward", "backward_input", "backward_weight"

@@ -15,13 +15,15 @@ from minidist.pipeline_parallel import Pipeline, add_communication, add_reductio
 from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
+    Programs,
     RecvActivation,
     SendActivation,
     Transfer,
     Update,
+    last_stage,
+    updates,
 )
 from minidist.pipeline_parallel.executor import execute, steps
-from minidist.pipeline_parallel.placement import Programs, last_stage, updates
 from minidist.pipeline_parallel.reduction import Sums
 from tests.strategies import arrays, every_program, linear_extensions
 

@@ -13,7 +13,7 @@ import pytest
 from minidist import Tensor, nn
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.placement import last_stage
+from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
 from tests.strategies import SYNCHRONOUS, arrays, chunks_of, fitting

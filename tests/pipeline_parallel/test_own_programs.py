@@ -11,8 +11,7 @@ from minidist import nn
 from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch
 from minidist.pipeline_parallel import Pipeline, add_communication, programs, validate
-from minidist.pipeline_parallel.actions import Forward
-from minidist.pipeline_parallel.placement import Programs, micro_batches_of
+from minidist.pipeline_parallel.actions import Forward, Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify import equivalence
 from minidist.verify.strategies import Case

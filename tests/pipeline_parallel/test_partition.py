@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn, no_grad
 from minidist.backend import to_device
 from minidist.pipeline_parallel import partition as module
+from minidist.pipeline_parallel.actions import equal_lengths
 from minidist.pipeline_parallel.partition import (
     counted_costs,
     measured_costs,
     partition,
 )
-from minidist.pipeline_parallel.placement import equal_lengths
 from minidist.rng import Randomness
 from tests.clocks import QueueClock, clock_of_a_gpu
 from tests.strategies import arrays, assert_same_bits

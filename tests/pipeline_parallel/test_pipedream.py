@@ -15,9 +15,8 @@ from minidist import nn, optim
 from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
-from minidist.pipeline_parallel.actions import Update
+from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.placement import last_stage
 from minidist.verify.causes import cause_of
 from minidist.verify.replays.pipedream import replay
 from minidist.verify.strategies import Case

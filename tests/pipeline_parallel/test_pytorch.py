@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from minidist.pipeline_parallel import programs, read, validate, write
-from minidist.pipeline_parallel.actions import BackwardInput
-from minidist.pipeline_parallel.placement import last_stage, micro_batches_of
+from minidist.pipeline_parallel.actions import BackwardInput, last_stage, micro_batches_of
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate

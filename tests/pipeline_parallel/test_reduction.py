@@ -9,8 +9,14 @@ from hypothesis import given
 from minidist import nn
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
-from minidist.pipeline_parallel.actions import Backward, BackwardWeight, Reduce
-from minidist.pipeline_parallel.placement import Programs, communicates, updates
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardWeight,
+    Programs,
+    Reduce,
+    communicates,
+    updates,
+)
 from minidist.pipeline_parallel.reduction import complete_at
 from minidist.pipeline_parallel.stage import Stage
 from minidist.pipeline_parallel.validation import validate

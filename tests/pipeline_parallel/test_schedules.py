@@ -9,12 +9,12 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     Transfer,
     other_end,
 )
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.executor import tag
-from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate
 from minidist.verify.strategies import STRATEGIES
 from tests.pipeline_parallel.oracles import is_valid

@@ -8,9 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidist.pipeline_parallel import add_reductions, programs
-from minidist.pipeline_parallel.actions import BackwardWeight, Reduce
+from minidist.pipeline_parallel.actions import BackwardWeight, Programs, Reduce, updates
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
-from minidist.pipeline_parallel.placement import Programs, updates
 from minidist.pipeline_parallel.symbols import certificate, gradients
 from minidist.pipeline_parallel.text import read
 from tests.strategies import linear_extensions, schedules, with_or_without_reductions

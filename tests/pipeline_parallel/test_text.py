@@ -8,8 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from minidist.pipeline_parallel import add_communication, grid, programs, read, validate, write
-from minidist.pipeline_parallel.actions import Forward, Reduce
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Forward, Programs, Reduce
 from minidist.pipeline_parallel.text import FORMATS, as_text
 from tests.pipeline_parallel.oracles import assert_same
 from tests.strategies import linear_extensions, schedules

@@ -21,12 +21,12 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     RecvActivation,
     Reduce,
     Transfer,
     Update,
 )
-from minidist.pipeline_parallel.placement import Programs
 from tests.pipeline_parallel.oracles import is_valid
 from tests.strategies import (
     linear_extensions,

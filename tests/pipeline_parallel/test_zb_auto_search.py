@@ -7,9 +7,14 @@ from random import Random
 import pytest
 
 from minidist.pipeline_parallel import programs
-from minidist.pipeline_parallel.actions import BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.actions import (
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+    looped,
+)
 from minidist.pipeline_parallel.execution_order import Stuck
-from minidist.pipeline_parallel.placement import Programs, looped
 from minidist.pipeline_parallel.timed_order import timed_order
 from minidist.pipeline_parallel.zb_auto import by_hand, climb, cost, line_of, warm_ups
 from minidist.planning import simulate

@@ -18,13 +18,13 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     Reduce,
     SendActivation,
     Transfer,
     Update,
 )
 from minidist.pipeline_parallel.execution_order import Stuck
-from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import replay, simulate
 from tests.pipeline_parallel.oracles import ends, ticks
 from tests.strategies import linear_extensions, schedules, with_or_without_reductions

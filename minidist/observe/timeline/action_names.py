@@ -10,7 +10,7 @@ import re
 from minidist.events import Event
 from minidist.observe.tracks import Tracks
 from minidist.pipeline_parallel.actions import Action, Reduce
-from minidist.pipeline_parallel.words import read_action
+from minidist.pipeline_parallel.text import read_action
 
 MEANINGS = {
     "F": "forward",

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.pieces import split_sizes
-from minidist.pipeline_parallel.placement import Programs, micro_batches_of
+from minidist.pipeline_parallel.actions import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
 from minidist.planning.costs import tensor_parallel as tensor

@@ -7,9 +7,9 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, no_grad
+from minidist.pipeline_parallel.actions import Programs, last_stage
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.placement import Programs, last_stage
 from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of, whole_layers
 from minidist.planning.costs.layers import Layer
 from minidist.planning.costs.stash import entries, peak_of

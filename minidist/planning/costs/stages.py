@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.placement import equal_lengths
+from minidist.pipeline_parallel.actions import equal_lengths
 from minidist.planning.costs.stash import placement
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan

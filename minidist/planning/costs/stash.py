@@ -25,8 +25,8 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    looped,
 )
-from minidist.pipeline_parallel.placement import looped
 from minidist.pipeline_parallel.schedules import actions_of_rank
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.plans.plan import V_SHAPED

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from minidist.pipeline_parallel import add_reductions, programs
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Programs
 from minidist.planning.simulator import simulate
 
 FULL = 4  # times p: micro-batches after which a pipeline is taken to be full

@@ -10,9 +10,8 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group
 from minidist.pipeline_parallel import PipeDream, programs
-from minidist.pipeline_parallel.actions import Update
+from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.placement import Programs, last_stage
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import pipeline_parallel as costs
 from minidist.planning.costs.cost import Cost

@@ -12,7 +12,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.placement import Programs, micro_batches_of
+from minidist.pipeline_parallel.actions import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import programs
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import pipeline_parallel as costs

@@ -7,7 +7,7 @@ from random import Random
 from minidist import nn
 from minidist.comm import Group
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.placement import Programs, last_stage, looped
+from minidist.pipeline_parallel.actions import Programs, last_stage, looped
 from minidist.pipeline_parallel.random_order import random_order, random_placement
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify.strategies.cases import Case, of_kind, transformer_example
@@ -86,7 +86,6 @@ STRATEGIES = [
         files=(
             "pipeline_parallel/pipeline.py",
             "pipeline_parallel/text.py",
-            "pipeline_parallel/torch_csv.py",
             "pipeline_parallel/random_order.py",
         ),
         lesson="10b_zero_bubble",

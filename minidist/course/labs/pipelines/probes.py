@@ -11,12 +11,13 @@ import numpy as np
 from minidist import nn, optim
 from minidist.course.labs.ranks import each_rank, refused
 from minidist.datasets import Batch
-from minidist.pipeline_parallel import add_communication, executor, programs, weight_versions
+from minidist.pipeline_parallel import add_communication, executor, programs, weight_stashing
 from minidist.pipeline_parallel.actions import (
     Backward,
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     RecvActivation,
     RecvGradient,
     SendActivation,
@@ -25,7 +26,6 @@ from minidist.pipeline_parallel.actions import (
     Update,
     other_end,
 )
-from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.stage import Stage
 
 MOST = "the buffers kept at once"
@@ -123,7 +123,7 @@ def train(group, rows, placement, sizes, cut, state, inputs, targets, m):
 
 def chosen(scheme, p, every, minibatches, newest):
     """Return the version that a forward pass chooses, for each minibatch and newest version."""
-    choose = getattr(weight_versions, scheme)
+    choose = getattr(weight_stashing, scheme)
     return {
         f"the versions of minibatch {b}, newest {newest}": [choose(b, v, p, every) for v in newest]
         for b in minibatches
@@ -138,8 +138,8 @@ def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
     model = nn.MLP([len(weights[0]), len(weights[1])], dtype="float64")
     w, b = model.parameters()
     w.data[...], b.data[...] = weights[0], weights[1]
-    choose = partial(getattr(weight_versions, scheme), p=p, every=every)
-    kept = weight_versions.WeightVersions([w, b], partial(optim.SGD, lr=lr), choose, stash)
+    choose = partial(getattr(weight_stashing, scheme), p=p, every=every)
+    kept = weight_stashing.WeightVersions([w, b], partial(optim.SGD, lr=lr), choose, stash)
     graphs, found = {}, {}
     for stream in range(streams):
         kept.begin(1 + max(i for _, i in events))

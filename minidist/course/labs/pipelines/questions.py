@@ -17,9 +17,8 @@ from minidist.course.question import Question, Questions, Random, ask, ints
 from minidist.errors import Deadlock, plural
 from minidist.observe import timeline
 from minidist.pipeline_parallel import add_communication, programs
-from minidist.pipeline_parallel.actions import Transfer
+from minidist.pipeline_parallel.actions import Programs, Transfer
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate
 
 

@@ -15,7 +15,7 @@ from minidist.course.question import Question, Random, ask, ints
 from minidist.errors import plural
 from minidist.observe import timeline
 from minidist.pipeline_parallel import validate
-from minidist.pipeline_parallel.placement import Programs, looped
+from minidist.pipeline_parallel.actions import Programs, looped
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate
 

@@ -15,8 +15,7 @@ from minidist.course.question import Question, Questions, Random, ask, ints
 from minidist.errors import WrongInput, plural
 from minidist.observe import timeline
 from minidist.pipeline_parallel import programs, validate
-from minidist.pipeline_parallel.actions import KINDS
-from minidist.pipeline_parallel.placement import Programs, looped
+from minidist.pipeline_parallel.actions import KINDS, Programs, looped
 from minidist.planning import simulate
 from minidist.planning.simulator import Simulation
 
