@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.autograd.kept import kept_bytes
-from minidist.bench.workloads import transformer_step
+from minidist.bench.steps import transformer_step
 from minidist.datasets import digits, text
 from minidist.observe.step_parts import step_parts
 

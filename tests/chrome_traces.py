@@ -2,8 +2,7 @@
 
 import math
 
-from minidist.observe.chrome_trace import METADATA
-from minidist.observe.tracks import nesting
+from minidist.observe.chrome_trace import METADATA, nesting
 
 
 def check_chrome_trace(trace: dict) -> None:

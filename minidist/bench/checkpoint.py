@@ -24,7 +24,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, checkpoint, nn, optim
-from minidist.bench.rows import Rounds, Step, Times, middle
+from minidist.bench.table import Rounds, Step, Times, middle
 from minidist.checkpoint.background import Background
 from minidist.checkpoint.parts import parts_of
 from minidist.checkpoint.writing import sync

@@ -10,13 +10,22 @@ from functools import partial
 import numpy as np
 
 from minidist import Cluster, Tensor, nn, optim
-from minidist.bench.rows import Step, Times, Works, middle, rounds_of, slowest, times_of
-from minidist.bench.run_peer import mpi_peer, torch_peer
-from minidist.bench.workloads import data_parallel_step, training_step
+from minidist.bench.steps import data_parallel_step, training_step
+from minidist.bench.table import (
+    Step,
+    Times,
+    Works,
+    middle,
+    mpi_peer,
+    rounds_of,
+    slowest,
+    times_of,
+    torch_peer,
+)
 from minidist.comm import Group
 from minidist.data_parallel.zero import Zero
 from minidist.expert_parallel import keep_own_experts
-from minidist.observe.stopwatch import there_and_back
+from minidist.observe.step_parts import there_and_back
 from minidist.rng import generator
 
 TITLE = "float32"

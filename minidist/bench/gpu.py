@@ -16,8 +16,9 @@ from functools import partial
 
 from minidist import run
 from minidist.backend import clock, why_no_gpu
-from minidist.bench import workloads
-from minidist.bench.rows import (
+from minidist.bench import steps
+from minidist.bench.steps import GPU_SIZES, Work, gpu_works, makers
+from minidist.bench.table import (
     Answer,
     Rounds,
     Step,
@@ -27,9 +28,8 @@ from minidist.bench.rows import (
     rounds_of,
     slowest,
     times_of,
+    torch_peer,
 )
-from minidist.bench.run_peer import torch_peer
-from minidist.bench.workloads import GPU_SIZES, Work, gpu_works, makers
 from minidist.comm import Group
 from minidist.errors import WrongInput
 
@@ -39,7 +39,7 @@ TITLE = "one GPU"
 def rows(rounds: int = 5, sizes: dict[str, int] | None = None) -> Iterator[dict]:
     """Return an iterator over rows; ValueError where there is no GPU.
 
-    sizes  those of workloads.GPU_SIZES that are not as usual
+    sizes  those of steps.GPU_SIZES that are not as usual
     """
     if reason := why_no_gpu():
         raise WrongInput(f"there is no GPU to measure. {reason}")
@@ -68,13 +68,13 @@ def measured(rounds: int, sizes: dict[str, int]) -> Iterator[dict]:
 
 def our_times(group: Group, works: dict[str, Work]) -> Times:
     """Return the seconds of each workload, by the GPU's clock."""
-    ours = makers(workloads, works, device=group.device)
+    ours = makers(steps, works, device=group.device)
     return times_of(ours, clock=partial(clock, group.device))
 
 
 def requests(group: Group, works: dict[str, Work]) -> dict[str, str]:
     """Return in words what each step asks of the GPU."""
-    ours = makers(workloads, works, device=group.device)
+    ours = makers(steps, works, device=group.device)
     return {name: asks_for(make()) for name, make in ours.items() if name.endswith("step")}
 
 

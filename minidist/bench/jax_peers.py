@@ -3,7 +3,7 @@
     python -m minidist.bench.jax_peers '{"MLP": ["mlp_step", {}]}'
 
 Prints one JSON object: {workload: median seconds}. The models are ours, with our weights and our
-names for them. Of `workloads.py` it has what XLA can compile as one program that does the same
+names for them. Of `steps.py` it has what XLA can compile as one program that does the same
 work: a chain of tiny operations becomes another one.
 Letters: B batch, T positions, C width, H heads, D head width.
 """
@@ -20,16 +20,16 @@ import numpy as np
 from jax import numpy as jnp
 
 from minidist import nn
-from minidist.bench.rows import Step, Times, times_of
-from minidist.bench.workloads import makers
-from minidist.observe.stopwatch import ProcessClock
+from minidist.bench.steps import makers
+from minidist.bench.table import Step, Times, times_of
+from minidist.observe.step_parts import ProcessClock
 
 Weights = dict[str, Any]  # of JAX's arrays
 Loss = Callable[[Weights, Any, Any], Any]
 
 
 def steps(works: str) -> Times:
-    """Time the workloads of `workloads.py`, each as one compiled call."""
+    """Time the workloads of `steps.py`, each as one compiled call."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # XLA's own flags leave two threads
     return times_of(makers(sys.modules[__name__], json.loads(works)), clock=ProcessClock)
 

@@ -21,13 +21,23 @@ import numpy as np
 
 from minidist import Cluster, nn, optim
 from minidist.bench.comm import EIGHT, TRIP, all_reduces, nothing, times_of_sizes
-from minidist.bench.rows import Rounds, Step, Times, rounds_of, slowest, times_of
-from minidist.bench.run_peer import mpi_command, mpi_peer, printed_by, why_no_mpi
-from minidist.bench.workloads import data_parallel_step, training_step
+from minidist.bench.steps import data_parallel_step, training_step
+from minidist.bench.table import (
+    Rounds,
+    Step,
+    Times,
+    mpi_command,
+    mpi_peer,
+    printed_by,
+    rounds_of,
+    slowest,
+    times_of,
+    why_no_mpi,
+)
 from minidist.comm import Group
 from minidist.comm.mpi.library import is_first, load, processes
 from minidist.errors import WrongInput
-from minidist.observe.stopwatch import there_and_back
+from minidist.observe.step_parts import there_and_back
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.vocab_parallel import cross_entropy
 

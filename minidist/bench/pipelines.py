@@ -14,8 +14,16 @@ from itertools import product
 import numpy as np
 
 from minidist import Cluster, nn
-from minidist.bench.rows import Rounds, Step, Times, middle, rounds_of, slowest, times_of
-from minidist.bench.run_peer import torch_peer
+from minidist.bench.table import (
+    Rounds,
+    Step,
+    Times,
+    middle,
+    rounds_of,
+    slowest,
+    times_of,
+    torch_peer,
+)
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline

@@ -24,17 +24,17 @@ from torch.profiler import ProfilerActivity, profile
 from minidist import nn as ours
 from minidist.bench import comm
 from minidist.bench import pipelines as work
-from minidist.bench.rows import Step, Times, times_of
-from minidist.bench.workloads import chain_of, makers, training_step
+from minidist.bench.steps import chain_of, makers, training_step
+from minidist.bench.table import Step, Times, times_of
 from minidist.events import Clock
 from minidist.interop.twins import twin
-from minidist.observe.stopwatch import ProcessClock
+from minidist.observe.step_parts import ProcessClock
 
 torch.set_num_threads(1)
 
 
 def steps(device: str, works: str) -> Times:
-    """Time the workloads of `workloads.py` on a device.
+    """Time the workloads of `steps.py` on a device.
 
     Each is as in PyTorch eager; with the argument "compiled" under `torch.compile`.
     """

@@ -5,8 +5,8 @@ import json
 from types import ModuleType
 
 from minidist.bench import checkpoint, comm, gpu, mpi, pipelines, steps
-from minidist.bench.rows import head, line
-from minidist.bench.workloads import GPU_SIZES
+from minidist.bench.steps import GPU_SIZES
+from minidist.bench.table import head, line
 from minidist.cli.arguments import DEFAULT, RANKS, ROUNDS, add_json, whole
 from minidist.errors import WrongInput
 

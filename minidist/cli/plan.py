@@ -209,8 +209,8 @@ def size_given(given: argparse.Namespace):
 
 def searched(given: argparse.Namespace) -> int:
     """Print the best plans, some of the others, and why they are worse."""
-    from minidist.observe.plan_figure import figure
-    from minidist.observe.timeline.saving import FIGURES, check_path
+    from minidist.observe.style import plan_figure
+    from minidist.observe.timeline import FIGURES, check_path
     from minidist.planning import Machine, search
     from minidist.planning.plans import why
     from minidist.planning.plans.plan import EFFICIENCY
@@ -251,6 +251,6 @@ def searched(given: argparse.Namespace) -> int:
         f"Schedules tried: {', '.join(schedules)}; --schedules names others\n{why.NOT_TRIED}"
     )
     if given.plot:
-        drawn = figure(fit, title)
+        drawn = plan_figure(fit, title)
         drawn.savefig(given.plot, metadata=FIGURES[ending])
     return 0

@@ -20,8 +20,8 @@ from minidist.data_parallel.server_plan import ServerPlan
 from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput, plural
 from minidist.hybrid_checks import check_whole_backward
-from minidist.observe import loss_curve
-from minidist.observe.timeline.saving import FIGURES, check_path
+from minidist.observe.style import save_loss_curve
+from minidist.observe.timeline import FIGURES, check_path
 from minidist.pipeline_parallel.schedules import programs
 from minidist.training.elastic import train_elastic
 from minidist.training.kinds import Data, kind_of, model_of
@@ -170,7 +170,7 @@ def _train(
         done = () if plan is not None else range(first, len(losses))
         rates = [settings.lr * warm_up_and_decay(step, settings.steps) for step in done]
         title = kind.description(data)["source"]
-        loss_curve.save(given.plot, losses, rates, kind.target(data), title)
+        save_loss_curve(given.plot, losses, rates, kind.target(data), title)
         print(f"loss and learning rate: {given.plot}")
     return state, settings
 

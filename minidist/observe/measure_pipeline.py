@@ -25,7 +25,7 @@ from minidist.comm import Group, Mesh, run
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
-from minidist.observe.timeline.action_names import kind as kind_of
+from minidist.observe.timeline.lines import kind as kind_of
 from minidist.pipeline_parallel import (
     PipeDream,
     Pipeline,
@@ -125,16 +125,7 @@ def measure_pipeline(
     spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
     firsts, *others = ([_of_copy(r, copy, stages) for r in runs] for copy in range(copies))
     durations, overhead, latency = _medians(bare, sum(others, firsts))
-    simulation = _simulated(bare, durations, overhead, latency)
-    middle = sorted(range(repeats), key=spans.__getitem__)[repeats // 2]
-    return Measured(firsts[middle].from_zero(), spans, durations, overhead, latency, simulation)
-
-
-def _simulated(
-    bare: Programs, durations: dict[str, list[float]], overhead: float, latency: float
-) -> Simulation:
-    """Return the simulation with what `_medians` returns."""
-    return simulate(
+    simulation = simulate(
         bare,
         forward=durations["F"],
         backward_input=durations["I"],
@@ -146,6 +137,8 @@ def _simulated(
         overhead=overhead,
         unit="s",
     )
+    middle = sorted(range(repeats), key=spans.__getitem__)[repeats // 2]
+    return Measured(firsts[middle].from_zero(), spans, durations, overhead, latency, simulation)
 
 
 def measured_times(schedule: str | Programs, *shape, **settings) -> dict:

@@ -18,7 +18,7 @@ from subprocess import PIPE, Popen
 
 from minidist.errors import WrongInput
 from minidist.events import EventLog
-from minidist.observe.timeline.action_names import kind
+from minidist.observe.timeline.lines import kind
 from minidist.pipeline_parallel import read
 from minidist.pipeline_parallel.actions import Programs, last_stage, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of

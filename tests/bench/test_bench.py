@@ -12,12 +12,11 @@ import pytest
 
 import minidist
 from minidist.backend import why_no_gpu
-from minidist.bench import checkpoint, comm, mpi, pipelines, rows, run_peer, steps
+from minidist.bench import checkpoint, comm, mpi, pipelines, steps, table
 from minidist.bench import gpu as gpu_bench
-from minidist.bench.rows import Rounds, line, slowest
-from minidist.bench.run_peer import Peer
+from minidist.bench.table import Peer, Rounds, line, slowest
 from minidist.cli import main
-from minidist.observe.stopwatch import median_seconds
+from minidist.observe.step_parts import median_seconds
 from tests.clocks import clock_of_a_gpu
 from tests.comm.test_cluster import gone
 
@@ -32,11 +31,11 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
 
 def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(run_peer, "mpiexec", lambda: "/bin/mpiexec")
-    answer = run_peer.mpi_peer(2, "bare")()
+    monkeypatch.setattr(table, "mpiexec", lambda: "/bin/mpiexec")
+    answer = table.mpi_peer(2, "bare")()
     assert answer.startswith("mpi4py not found")
-    assert run_peer.torch_peer("gloo", "2")().startswith("PyTorch is not installed")
-    assert run_peer.jax_peer("{}")() == "JAX is not installed: pip install jax"
+    assert table.torch_peer("gloo", "2")().startswith("PyTorch is not installed")
+    assert table.jax_peer("{}")() == "JAX is not installed: pip install jax"
     row = Rounds([{"ours": {"x": 1.0}, "MPICH": answer}]).row("label", "x", "MPICH", 0.5, note="a")
     assert row["ratio"] is None and row["note"] == f"a; {answer}"
     words = line(row).split()
@@ -89,11 +88,11 @@ def test_bench_mpi_without_mpiexec_says_what_to_install(monkeypatch, capsys, tmp
 def test_ranks_under_mpiexec_that_fail_are_an_error_with_their_own_words():
     fails = [sys.executable, "-I", "-S", "-c", "raise ValueError('no')"]
     with pytest.raises(RuntimeError, match=r"exit status 1\n(?s:.*)ValueError: no"):
-        run_peer.printed_by(fails)
+        table.printed_by(fails)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(run_peer.why_no_mpi() is not None, reason=str(run_peer.why_no_mpi()))
+@pytest.mark.skipif(table.why_no_mpi() is not None, reason=str(table.why_no_mpi()))
 def test_bench_mpi_measures_every_row_or_says_what_is_missing(capsys):
     assert main(["bench", "mpi", "--rounds", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -177,7 +176,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("code", FAULTS)
 def test_whatever_a_peer_does_its_answer_says_so(monkeypatch, code):
-    monkeypatch.setattr(run_peer, "TIMEOUT", 0.5 if "sleep" in code else 60)
+    monkeypatch.setattr(table, "TIMEOUT", 0.5 if "sleep" in code else 60)
     assert Peer([sys.executable, "-I", "-S", "-c", code])() == FAULTS[code]
 
 
@@ -193,7 +192,7 @@ def test_a_good_answer_is_its_last_line():
 
 def test_a_peer_that_hangs_is_ended_with_all_its_processes(monkeypatch, tmp_path):
     """Its first process has ended already; another one holds the pipes."""
-    monkeypatch.setattr(run_peer, "TIMEOUT", 1)
+    monkeypatch.setattr(table, "TIMEOUT", 1)
     note = tmp_path / "pid"  # written by a shell, which imports nothing first
     command = ["sh", "-c", 'sleep 60 & echo $! > "$0"', str(note)]
     assert Peer(command)() == "no answer within 1 s"
@@ -223,9 +222,9 @@ def tiny(monkeypatch):
     threads = partial(minidist.Cluster, transport="thread")
     for suite in (comm, pipelines):
         monkeypatch.setattr(suite, "Cluster", threads)
-    monkeypatch.setattr(rows, "SETTLE", 0)
+    monkeypatch.setattr(table, "SETTLE", 0)
     monkeypatch.setattr(
-        rows, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 1)
+        table, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 1)
     )
     monkeypatch.setattr(comm, "SIZES", {"64 KB": 64, "1 MB": 64})
     monkeypatch.setattr(comm, "WIDTHS", [6, 8, 4])
@@ -263,12 +262,12 @@ def fake_peers(request, monkeypatch, tmp_path):
     launcher.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     launcher.chmod(0o700)
     # Not by PATH: a launcher beside Python comes before it, and may have words of its own.
-    monkeypatch.setattr(run_peer, "mpiexec", lambda: str(launcher))
+    monkeypatch.setattr(table, "mpiexec", lambda: str(launcher))
     monkeypatch.syspath_prepend(tmp_path)
     places = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
-    monkeypatch.setattr(run_peer, "TIMEOUT", 0.5 if request.param == "hangs" else 60)
-    monkeypatch.setattr(run_peer, "COMPILING", 1)
+    monkeypatch.setattr(table, "TIMEOUT", 0.5 if request.param == "hangs" else 60)
+    monkeypatch.setattr(table, "COMPILING", 1)
     return note
 
 

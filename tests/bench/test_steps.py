@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.bench import rows, run_peer, steps, workloads
-from minidist.bench.rows import Rounds
-from minidist.bench.table import HEAD, table
-from minidist.observe.stopwatch import ProcessClock, median_seconds
+from minidist.bench import steps, table
+from minidist.bench.table import HEAD, Rounds, markdown
+from minidist.observe.step_parts import ProcessClock, median_seconds
 
 SMALL = {"vocab": 7, "width": 16, "heads": 2, "depth": 2, "context": 6, "batch": 4}
 PEERS = ["PyTorch", "torch.compile", "JAX"]
@@ -32,9 +31,9 @@ def measured(monkeypatch):
     monkeypatch.setattr(steps, "STEPS", works)
     monkeypatch.setattr(steps, "torch_peer", peer)
     monkeypatch.setattr(steps, "jax_peer", peer)
-    monkeypatch.setattr(rows, "SETTLE", 0)
+    monkeypatch.setattr(table, "SETTLE", 0)
     monkeypatch.setattr(
-        rows, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 5)
+        table, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 5)
     )
     return list(steps.rows(rounds=3)), asked
 
@@ -64,7 +63,7 @@ def test_a_step_is_timed_by_what_it_does_and_not_by_what_it_waits_for():
 
 
 def test_every_workload_has_aims():
-    assert {function for function, _ in workloads.STEPS.values()} == set(steps.AIMS)
+    assert {function for function, _ in steps.STEPS.values()} == set(steps.AIMS)
     assert steps.AIMS["transformer_step"]["products"] == pytest.approx(1 / 0.75)
 
 
@@ -72,7 +71,7 @@ def test_the_table_has_a_line_per_workload_and_a_dash_where_a_peer_is_missing():
     found = Rounds([{"ours": {"x": 0.08, "x: products": 0.06}, "PyTorch": {"x": 0.1}, "JAX": "no"}])
     rows = [steps.of_products(found, "x", None, 61_000_000)]
     rows += [found.row("x", "x", peer) for peer in ("PyTorch", "JAX")]
-    text = table([steps.remark("machine", "a processor"), *rows])
+    text = markdown([steps.remark("machine", "a processor"), *rows])
     assert text.splitlines() == [
         "Measured on a processor:",
         "",
@@ -98,12 +97,12 @@ def test_a_peer_that_compiles_has_longer(monkeypatch):
     waits = [
         peer.patience
         for peer in (
-            run_peer.torch_peer("steps"),
-            run_peer.torch_peer("steps", compiles=True),
-            run_peer.jax_peer("{}"),
+            table.torch_peer("steps"),
+            table.torch_peer("steps", compiles=True),
+            table.jax_peer("{}"),
         )
     ]
-    assert waits == [1, run_peer.COMPILING, run_peer.COMPILING]
+    assert waits == [1, table.COMPILING, table.COMPILING]
 
 
 def test_under_torch_compile_it_is_the_whole_loss_that_is_compiled(monkeypatch):

@@ -20,7 +20,7 @@ import pytest
 from minidist import cli, optim
 from minidist.backend import why_no_gpu
 from minidist.bench import steps
-from minidist.bench.rows import line
+from minidist.bench.table import line
 from minidist.cli import main
 from minidist.cli.servers import replay
 from minidist.cli.train_options import add_options, settings_of

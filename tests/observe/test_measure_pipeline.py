@@ -3,8 +3,8 @@
 import pytest
 
 from minidist.observe import timeline
+from minidist.observe.chrome_trace import tracks
 from minidist.observe.measure_pipeline import measure_pipeline, measured_times
-from minidist.observe.tracks import tracks
 from minidist.pipeline_parallel import SCHEDULES, programs
 from tests.strategies import chunks_of
 

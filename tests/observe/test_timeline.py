@@ -17,9 +17,8 @@ from lessons.support import figures
 from minidist import run
 from minidist.events import Event, EventLog
 from minidist.observe import timeline
-from minidist.observe.chrome_trace import chrome_trace, save_chrome_trace
+from minidist.observe.chrome_trace import chrome_trace, save_chrome_trace, tracks
 from minidist.observe.timeline import figure, text
-from minidist.observe.tracks import tracks
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.planning import simulate
 from tests.chrome_traces import check_chrome_trace

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from minidist.bench import run_peer
+from minidist.bench import table
 
 HERE = Path(__file__).parent
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount"]
@@ -96,7 +96,7 @@ class Hosts:
 
 def launcher(places: str) -> list:
     """Return mpiexec with the arguments to reach places like "host1:2,host2:2": host, ranks."""
-    mpiexec, agent = run_peer.mpiexec(), HERE / "ssh"
+    mpiexec, agent = table.mpiexec(), HERE / "ssh"
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
     if "Open MPI" in version:  # as root; and hosts do not know that they share cores
         allow = ["--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
@@ -114,7 +114,7 @@ def why_not() -> str | None:
         return "namespaces need root, and a container that allows them"
     if not importlib.util.find_spec("mpi4py"):
         return "mpi4py is not installed"
-    if not run_peer.mpiexec():
+    if not table.mpiexec():
         return "no mpiexec beside this Python or on PATH"
     try:
         with Hosts(1):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from minidist.events import Event, EventLog
 from minidist.observe import style
-from minidist.observe.timeline.action_names import (
+from minidist.observe.chrome_trace import Tracks, tracks
+from minidist.observe.timeline.lines import (
     MEANINGS,
     actions,
     chunks_of,
@@ -17,8 +18,8 @@ from minidist.observe.timeline.action_names import (
     is_program,
     kind,
     micro_batches,
+    row_names,
 )
-from minidist.observe.tracks import Tracks, tracks
 
 WEIGHT = "#F0E442"  # yellow, and below sky blue and vermilion: of Okabe and Ito like the rest
 COLORS = {
@@ -132,12 +133,6 @@ def _layout(log: EventLog) -> tuple[Tracks, list[float], float]:
 
 def _lanes(row: list[tuple[int, Event]]) -> int:
     return 1 + max(depth for depth, _ in row)
-
-
-def row_names(rows: Tracks) -> list[str]:
-    """Return a name per (rank, thread): the rank's alone if no rank has a second thread."""
-    alone = all(thread == "main" for _, thread in rows)
-    return [f"rank {rank}" if alone else f"rank {rank} {thread}" for rank, thread in rows]
 
 
 def meaning(e: Event) -> str:

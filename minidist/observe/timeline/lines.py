@@ -1,14 +1,15 @@
-"""An event log as lines of text.
+"""An event log as lines of text; and the meaning of events' names, also for the figure.
 
 A row is a thread of a rank, so communication during compute is visible as two rows busy at the same
-time. Events of one thread nest or are disjoint. Names may have numbers and labels: "F0" is of the
-kind "F", "all_reduce layer.weight" of the kind "all_reduce".
+time. Names may have numbers and labels: "F3.1" is an action, "all_reduce w" an all_reduce.
 
-The log of a program (see action_names.py) is drawn as in the papers on pipelines: a row per rank,
-and a cell per action with its micro-batch. If simulated, a cell's width is exactly its duration.
-"""
+A log is a *program's* if all its compute events are actions of `pipeline_parallel/actions.py`, from
+a simulator or from a run. It is drawn as in the papers on pipelines: a row per rank, a cell per
+action with its micro-batch. If simulated, a cell's width is exactly its duration. Several actions
+in one event, "W0 W1 W2", were done together. R is drawn like them, though it is communication."""
 
 import math
+import re
 import string
 import textwrap
 from dataclasses import dataclass
@@ -17,22 +18,68 @@ from itertools import count, groupby
 
 from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
-from minidist.observe.timeline.action_names import (
-    MEANINGS,
-    actions,
-    chunks_of,
-    is_drawn,
-    is_program,
-    kind,
-    micro_batches,
-)
-from minidist.observe.timeline.figure import row_names
-from minidist.observe.tracks import Tracks, tracks
+from minidist.observe.chrome_trace import Tracks, tracks
+from minidist.pipeline_parallel.actions import Action, Reduce
+from minidist.pipeline_parallel.text import read_action
+
+MEANINGS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input half of backward",
+    "W": "weight half of backward",
+    "U": "update",
+    "R": "sum over ranks",
+}
+
+
+def actions(name: str) -> list[Action]:
+    """Return the actions that an event's name lists; none if it names something else."""
+    words = name.split(" ")
+    found = [action for word in words if (action := read_action(word))]
+    return found if len(found) == len(words) else []
+
+
+def kind(name: str) -> str:
+    """Return the leading word of a name, without the number or label after it."""
+    word = re.match(r"[<>]?[^\W\d]+", name)
+    return word.group() if word else name or "?"
+
+
+def is_drawn(e: Event) -> bool:
+    """Return whether a program's picture has this event as an action."""
+    return e.category == "compute" or bool(actions(e.name))
+
+
+def is_program(rows: Tracks) -> bool:
+    """Return whether all compute events are actions, none of them inside another event."""
+    found = [(d, e) for row in rows.values() for d, e in row if e.category == "compute"]
+    return bool(found) and all(depth == 0 and actions(e.name) for depth, e in found)
+
+
+def chunks_of(rows: Tracks) -> int:
+    """Return how many chunks of a model each rank of a program holds."""
+    names = {e.name for row in rows.values() for _, e in row if e.category == "compute"}
+    return 1 + max(a.chunk for name in names for a in actions(name))
+
+
+def micro_batches(run: list[Action]) -> str:
+    """Return the numbers of actions done together: "3", "0-2", "0,2,3"; of R there are none."""
+    found = [a.micro_batch for a in run if not isinstance(a, Reduce)]
+    if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]}-{found[-1]}"
+    return ",".join(map(str, found))
+
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))  # the first in which the end is 1 or more
 FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+", "R": "#"}  # behind the name of an action
 IDLE = "."
 PARTS = 8  # a picture of more parts, one below the other, is scaled down instead
+
+
+def row_names(rows: Tracks) -> list[str]:
+    """Return a name per (rank, thread): the rank's alone if no rank has a second thread."""
+    alone = all(thread == "main" for _, thread in rows)
+    return [f"rank {rank}" if alone else f"rank {rank} {thread}" for rank, thread in rows]
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from minidist import checkpoint
-from minidist.bench import run_peer
+from minidist.bench import table
 from minidist.comm.mpi import library as mpi
 from tests.comm.test_cluster import gone
 
 pytestmark = pytest.mark.mpi
 
-MPIEXEC = run_peer.mpiexec()
+MPIEXEC = table.mpiexec()
 OPEN_MPI = {  # more ranks than cores, and as root: MPICH asks for neither
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

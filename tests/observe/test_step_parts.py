@@ -10,10 +10,15 @@ from minidist.attention_scores import WHOLE, blocks, computed_scores
 from minidist.autograd.kernels import sum_rows
 from minidist.autograd.products import batched_matmul
 from minidist.backend import matmul
-from minidist.bench.workloads import transformer_step
-from minidist.observe import products
-from minidist.observe.products import products_of, replay, stand_ins
-from minidist.observe.step_parts import seconds_by_part, step_parts
+from minidist.bench.steps import transformer_step
+from minidist.observe.step_parts import (
+    PAGE,
+    products_of,
+    replay,
+    seconds_by_part,
+    stand_ins,
+    step_parts,
+)
 from minidist.pipeline_parallel.partition import counted_costs
 
 
@@ -91,7 +96,7 @@ def test_stand_ins_have_the_layout_and_share_the_memory_of_the_arrays():
     (a2, b2, y2), (once2, at2, other) = stand_ins(found)
     for x, twin in ((a, a2), (b, b2), (y, y2), (once, once2), (a.swapaxes(-1, -2), at2)):
         assert (x.shape, x.strides, x.dtype) == (twin.shape, twin.strides, twin.dtype)
-        assert (x.ctypes.data - twin.ctypes.data) % products.PAGE == 0
+        assert (x.ctypes.data - twin.ctypes.data) % PAGE == 0
     assert b2.ctypes.data - a2.ctypes.data == b.ctypes.data - a.ctypes.data
     assert np.shares_memory(a2, b2) and np.shares_memory(a2, at2)
     assert not np.shares_memory(a2, y2) and not np.shares_memory(y2, once2)
