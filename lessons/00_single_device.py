@@ -22,7 +22,7 @@ from support import begin, exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.bench.steps import transformer_step
 from minidist.datasets import digits, text
 from minidist.observe.step_parts import step_parts

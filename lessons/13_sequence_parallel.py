@@ -23,7 +23,7 @@ from minidist import Cluster, Tensor, nn
 from minidist.autograd import Function
 from minidist.autograd.attention import causal_attention
 from minidist.autograd.functions import gelu, linear
-from minidist.autograd.kept import kept
+from minidist.autograd.recomputation import kept
 from minidist.collective_functions import reduce_scatter_along
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer

@@ -176,7 +176,7 @@ for n in (4, 8):
 # ## Several documents in a window
 #
 # A query must not see another document: all of these compute [each as if it were
-# alone](../minidist/autograd/document_attention.py). But zig-zag balances one triangle, not three:
+# alone](../minidist/autograd/attention.py). But zig-zag balances one triangle, not three:
 
 # %%
 document = np.repeat([0, 1, 2], [40, 8, 16])  # of each position

@@ -187,7 +187,7 @@ figures.show(
 # ## What is done today?
 #
 # *Balance without a loss*, the last line above: after each step a crowded expert gets a lower bias
-# in the choice, not in the gate's weight, by [all ranks' loads](../minidist/nn/bias_balance.py)
+# in the choice, not in the gate's weight, by [all ranks' loads](../minidist/nn/router.py)
 # ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). *No drops*: with `capacity=None` an expert
 # multiplies what comes ([Gale et al. 2022](https://arxiv.org/abs/2211.15841)). *Many small
 # experts*, and a shared one ([Dai et al. 2024](https://arxiv.org/abs/2401.06066)). DeepSeek-V3 has

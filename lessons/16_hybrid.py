@@ -21,7 +21,7 @@ import numpy as np
 from support import begin, exercise, figures
 
 from minidist import Cluster, Mesh, nn
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.datasets import Batch, text
 from minidist.hybrid import Hybrid
 from minidist.planning.costs.hybrid import bytes_by_axis

@@ -223,7 +223,7 @@ exercise.judge("25.1", bytes_sent)
 
 # %% tags=["exercise"]
 def decoder_inputs(targets):
-    """Return [B, T]: BEGIN, then words, then PAD (minidist.nn.tokens; nn.IGNORED)."""
+    """Return [B, T]: BEGIN, then words, then PAD (minidist.nn.embedding; nn.IGNORED)."""
     raise NotImplementedError  # your lines here
 
 

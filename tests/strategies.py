@@ -12,7 +12,7 @@ from minidist import Tensor, nn
 from minidist.autograd import Function
 from minidist.backend import to_host
 from minidist.context_parallel import plain, zigzag
-from minidist.nn.tokens import BEGIN, PAD
+from minidist.nn.embedding import BEGIN, PAD
 from minidist.pieces import Positions
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes_backward, updates

@@ -169,15 +169,15 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "expert_parallel/dispatch.py": "arange argsort cumsum repeat stack tile",
     "expert_parallel/once_per_rank.py": "append concatenate cumsum stack unique",
     "hybrid.py": "array",
-    "nn/bias_balance.py": "bincount sign zeros",
     "nn/flat_parameters.py": "empty",
     "nn/generate.py": """arange argsort array asarray concatenate divmod exp flatnonzero full
         isfinite nonzero pad partition take_along_axis where zeros""",
     "nn/key_value_cache.py": "arange array_equal pad",
     "nn/mixture_of_experts.py": "arange bincount cumsum maximum",
     "nn/module.py": "full",
-    "nn/rotary_frequencies.py": "arange clip",
-    "nn/router.py": "arange argsort bincount cumsum flatnonzero ones sort take_along_axis where",
+    "nn/rotary.py": "arange clip",
+    "nn/router.py": """arange argsort bincount cumsum flatnonzero ones sign sort take_along_axis
+        where zeros""",
     "nn/shard.py": "arange divmod unique where",
     "optim/adagrad.py": "sqrt",  # in the texts of NumPy
     "optim/adam.py": "sqrt",

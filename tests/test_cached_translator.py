@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from minidist import nn, no_grad
 from minidist.backend import on_gpu, to_host
+from minidist.nn.embedding import BEGIN, PAD
 from minidist.nn.generate import next_words, translate
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
-from minidist.nn.tokens import BEGIN, PAD
 from minidist.planning.costs.decoding import cache_bytes
 from minidist.rng import generator
 from minidist.verify.compare import BOUND

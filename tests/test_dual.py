@@ -6,8 +6,8 @@ import pytest
 from minidist import nn, optim
 from minidist.autograd import gradcheck
 from minidist.autograd.losses import IGNORED, counted
+from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.nn.generate import translate
-from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import Randomness
 from minidist.verify.strategies.cases import random_weights
 from tests.nn.differences import assert_gradients_are_differences

@@ -5,7 +5,7 @@ import numbers
 import numpy as np
 
 from minidist import nn
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.rng import generator
 
 

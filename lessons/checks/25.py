@@ -3,7 +3,7 @@
 import numpy as np
 
 from minidist import Cluster, datasets, nn
-from minidist.nn.tokens import BEGIN, END, PAD
+from minidist.nn.embedding import BEGIN, END, PAD
 
 
 def is_number(found):
@@ -78,7 +78,7 @@ def check_2(attempt):
 
 
 def solution_2(targets):
-    from minidist.nn.tokens import BEGIN, END, PAD
+    from minidist.nn.embedding import BEGIN, END, PAD
 
     known = np.where((targets == END) | (targets == nn.IGNORED), PAD, targets)
     return np.concatenate([np.full((len(targets), 1), BEGIN), known[:, :-1]], axis=1)

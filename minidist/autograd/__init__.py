@@ -1,9 +1,9 @@
 """Reverse-mode differentiation on arrays. It knows nothing about ranks.
 
-`tensor.py` and `operators.py` are the engine. Then read `functions.py`, `llama.py`, `attention.py`
-with `products.py`, `convolution.py`, `batch_norm.py`, `losses.py`, `deferred.py`,
-`recomputation.py` and `gradient_check.py`. At a first reading skip `checks.py` (what is refused),
-`recording.py`, `sugar.py`, and kernels/ (functions for a GPU).
+`tensor.py` and `operators.py` are the engine. Then read `functions.py`, `attention.py` with
+`products.py`, `convolution.py`, `batch_norm.py`, `losses.py`, `deferred.py`, `recomputation.py` and
+`gradient_check.py`. At a first reading skip `checks.py` (what is refused), `recording.py`,
+`sugar.py`, and kernels/ (functions for a GPU).
 """
 
 from minidist.autograd import (

@@ -7,14 +7,15 @@ head at once, and keeps P. `BlockwiseAttention` holds T x 64 of them at a time (
 keeps one number per query, so that memory grows with T and not with T^2. Unlike FlashAttention it
 saves memory, not traffic: on a GPU a block's scores are written and read again between kernels.
 `causal_attention` chooses. `PaddedAttention` has keys and values of another sequence, some of whose
-positions are padding.
+positions are padding. `document_attention` sees no other document of a window.
 Letters: B batch, T positions, S those of the other sequence, H heads, D head width, Z[B, H, T, 1] a
-softmax's sum.
+softmax's sum; K heads of keys and values, each read by G of the H query heads.
 """
 
 import math
 
 from minidist.attention_scores import BLOCK, GPU_BLOCK, blocks, in_one_piece
+from minidist.autograd import functions
 from minidist.autograd.kernels import (
     causal_softmax,
     padded_softmax,
@@ -26,6 +27,7 @@ from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, on_gpu, sum_over, widen
 from minidist.errors import WrongInput
+from minidist.pieces import Documents
 
 
 class CausalAttention(Function):
@@ -204,3 +206,18 @@ def empty_gradient(q: Array) -> Array:
     if on_gpu(q):
         return xp.empty((3, B, H, T, D), sum_dtype(q))
     return xp.empty((B, T, 3, H, D), sum_dtype(q)).transpose(2, 0, 3, 1, 4)
+
+
+def document_attention(qkv: Tensor, documents: Documents | None) -> Tensor:
+    """Attend to earlier positions of the same document: QKV[G + 2, B, K, T, D] -> O[B, H, T, D].
+
+    documents  (first, last + 1) of each window's documents, all T positions; None: one a window
+    """
+    if not documents:
+        return causal_attention(qkv)
+    windows = [qkv[:, i : i + 1] for i in range(len(documents))]
+    found = [
+        functions.concatenate([causal_attention(one[..., a:b, :]) for a, b in runs], axis=2)
+        for one, runs in zip(windows, documents, strict=True)
+    ]
+    return functions.concatenate(found)

@@ -6,7 +6,8 @@ processor, for which each has another BLAS. The share of a step's own products d
 computed by the BLAS that the step has.
 
 A workload is (the function that prepares it, its arguments). Here and in `torch_peers.py` and
-`jax_peers.py` are functions of these names, which return a call."""
+`jax_peers.py` are functions of these names, which return a call.
+"""
 
 import contextlib
 import importlib.util

@@ -6,7 +6,8 @@ a ratio is the median over rounds of the ratios within a round. A peer runs in a
 if it is missing, crashes, hangs or prints something else, only its own rows get a note.
 
     minidist bench step --rounds 9 --json > rows.json
-    python -m minidist.bench.table < rows.json         # the table of README.md"""
+    python -m minidist.bench.table < rows.json         # the table of README.md
+"""
 
 import contextlib
 import importlib.util

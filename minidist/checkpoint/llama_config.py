@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minidist.checkpoint.published import COMMON, check_keys, read_object, refuse
 from minidist.errors import WrongInput
-from minidist.nn.rotary_frequencies import Stretched
+from minidist.nn.rotary import Stretched
 
 SIZES = {  # a key, and the argument of nn.Llama
     "vocab_size": "vocab",

@@ -20,8 +20,7 @@ import math
 from itertools import accumulate
 
 from minidist.autograd import Function, Tensor
-from minidist.autograd.attention import RepeatedHeads
-from minidist.autograd.document_attention import document_attention
+from minidist.autograd.attention import RepeatedHeads, document_attention
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.errors import WrongInput

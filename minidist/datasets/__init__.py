@@ -3,15 +3,14 @@
 texts.py     the help text inside every CPython, or a file: windows of T characters, each
              predicts the next one
 images.py    1797 grey images of digits
-pairs.py     numbers in words, English and Chinese, to be translated (number_words.py)
-sampler.py   which examples each batch has, and each rank's share of them
-batch.py     a batch: inputs, targets and what decides its dropout masks; its parts
+pairs.py     numbers in words, English and Chinese, to be translated
+batch.py     which examples each batch has; a batch: inputs, targets and what decides its dropout
+             masks; its parts for ranks and micro-batches
 """
 
-from minidist.datasets.batch import Batch
+from minidist.datasets.batch import Batch, Sampler, Share, example_indices, shard
 from minidist.datasets.images import Digits, digit_images, digits
 from minidist.datasets.pairs import Numbers, Vocabulary, numbers
-from minidist.datasets.sampler import Sampler, Share, example_indices, shard
 from minidist.datasets.texts import Text, text
 
 __all__ = [

@@ -15,7 +15,7 @@ from minidist.errors import WrongInput
 from minidist.interop.torch import load_torch
 from minidist.nn.cnn import ConvBlock as OurBlock
 from minidist.nn.cnn import Stem
-from minidist.nn.tokens import PAD
+from minidist.nn.embedding import PAD
 
 ACTIVATIONS = {"identity": lambda x: x, "relu": relu, "gelu": partial(gelu, approximate="tanh")}
 

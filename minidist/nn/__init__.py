@@ -2,34 +2,27 @@
 
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`, `parameter.py`,
-`shard.py`, `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
-`cnn.py`, `feed_forward.py`, `router.py`, `bias_balance.py`, `mixture_of_experts.py`,
-`transformer.py`, `grouped_query_attention.py`, `llama.py`, `seq2seq.py`, `key_value_cache.py` and
-`dual.py`.
+`shard.py`, `flat_parameters.py`, then the layers (`linear.py`, `norms.py`, `dropout.py`,
+`embedding.py`, `attention.py`, `rotary.py`), then `mlp.py`, `siamese.py`, `cnn.py`, `router.py`,
+`mixture_of_experts.py`, `transformer.py`, `llama.py`, `seq2seq.py`, `key_value_cache.py`,
+`generate.py` and `dual.py`.
 """
 
 from minidist.autograd.losses import IGNORED, counted, cross_entropy, squared_error
-from minidist.nn.attention import CausalSelfAttention, PaddedAttention
-from minidist.nn.batch_norm import BatchNorm
-from minidist.nn.bias_balance import BiasBalance, move_biases
-from minidist.nn.cnn import CNN
-from minidist.nn.conv import Conv2d
+from minidist.nn.attention import CausalSelfAttention, GroupedQueryAttention, PaddedAttention
+from minidist.nn.cnn import CNN, AveragePool, Conv2d
 from minidist.nn.dropout import Dropout
 from minidist.nn.dual import Dual
 from minidist.nn.embedding import Embedding, TokenAndPosition
-from minidist.nn.feed_forward import Expert
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
-from minidist.nn.grouped_query_attention import GroupedQueryAttention
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
-from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.llama import Llama
 from minidist.nn.mixture_of_experts import MixtureOfExperts, mixtures
-from minidist.nn.mlp import MLP
+from minidist.nn.mlp import MLP, Expert, Residual, ResidualMLP
 from minidist.nn.module import Module, Parameter, Sequential
-from minidist.nn.pooling import AveragePool
-from minidist.nn.residual import Residual, ResidualMLP
-from minidist.nn.rms_norm import RMSNorm
+from minidist.nn.norms import BatchNorm, LayerNorm, RMSNorm
+from minidist.nn.router import BiasBalance, move_biases
 from minidist.nn.seq2seq import DecoderBlock, EncoderBlock, Seq2Seq, SourceAndTarget
 from minidist.nn.shard import Shard, Slice
 from minidist.nn.siamese import Siamese

@@ -1,17 +1,85 @@
-"""A small residual convolutional network (He et al. 2016) with batch normalisation.
+"""Convolution (LeCun et al. 1989), pooling, and a small residual network of them (He et al. 2016).
 
-It has average pooling where images become smaller, and at the end.
+The network has batch norms, and average pooling where images become smaller and at its end.
 """
 
+import math
+
 from minidist.autograd import Tensor, functions
+from minidist.autograd.convolution import convolution
 from minidist.backend import Array
-from minidist.errors import WrongInput
-from minidist.nn.batch_norm import BatchNorm
-from minidist.nn.conv import Conv2d
-from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential
-from minidist.nn.pooling import AveragePool
+from minidist.errors import WrongInput, check_sizes
+from minidist.nn.linear import ACTIVATIONS, GAINS, Linear, check_activation
+from minidist.nn.module import Module, Sequential, constant, draw
+from minidist.nn.norms import BatchNorm
 from minidist.rng import Randomness
+
+
+class Conv2d(Module):
+    """Y[B, C_out, H', W'] = activation(X[B, C_in, H, W] * W[C_out, C_in, K, K] + b[C_out]).
+
+    H' = (H + 2 padding - K) // stride + 1, W' = (W + 2 padding - K) // stride + 1; K is `kernel`,
+    `padding` the number of zeros around an image. The weight is normal with variance
+    gain^2 / (C_in K K): see nn.Linear.
+
+    >>> nn.Conv2d(3, 5, 3, stride=2, padding=1, dtype="float64")(np.ones((2, 3, 8, 6))).shape
+    (2, 5, 4, 3)
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias=True,
+        activation="identity",
+        *,
+        name="conv",
+        seed=0,
+        dtype="float32",
+    ):
+        check_activation(activation)
+        check_sizes(channels_in=channels_in, channels_out=channels_out)
+        check_sizes(kernel=kernel, stride=stride)
+        check_sizes(least=0, padding=padding)
+        self.stride, self.padding, self.activation = stride, padding, activation
+        shape = (channels_out, channels_in, kernel, kernel)
+        scale = GAINS[activation] / math.sqrt(channels_in * kernel * kernel)
+        self.weight = draw(f"{name}.weight", shape, scale, seed, dtype)
+        self.bias = constant(f"{name}.bias", (channels_out,), 0, dtype) if bias else None
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        y = convolution(x, self.weight, self.bias, self.stride, self.padding)
+        return ACTIVATIONS[self.activation](y)
+
+
+class AveragePool(Module):
+    """Y[B, C, H/k, W/k] = the mean of each square of k x k pixels of X[B, C, H, W].
+
+    k    divides H and W, or ValueError; None: the mean of each whole image, Y[B, C]
+
+    >>> nn.AveragePool(2)(Tensor([[[[1.0, 3.0], [5.0, 7.0]]]])).data.tolist()
+    [[[[4.0]]]]
+    """
+
+    def __init__(self, k: int | None = None):
+        if k is not None:
+            check_sizes(k=k)
+        self.k = k
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        B, C, H, W = x.shape
+        k = self.k
+        if k is None:
+            return x.reshape(B, C, H * W).mean(axis=-1)
+        if H % k or W % k:
+            raise WrongInput(
+                f"cannot cut images of {H} x {W} into squares of {k} x {k}; use a k that divides "
+                "both"
+            )
+        return x.reshape(B, C, H // k, k, W // k, k).mean(axis=(3, 5))
 
 
 class ConvNorm(Module):

@@ -34,9 +34,9 @@ from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or, 
 from minidist.backend import Array, array_module
 from minidist.dtypes import whole_numbers
 from minidist.errors import WrongInput, check_name, check_number
+from minidist.nn.embedding import END, PAD
 from minidist.nn.module import Module
 from minidist.nn.seq2seq import Seq2Seq, joined
-from minidist.nn.tokens import END, PAD
 from minidist.rng import Randomness
 
 READS = "soft", "hard"

@@ -1,4 +1,4 @@
-"""Embeddings: a table of rows, one per token or position."""
+"""Embeddings: a table of rows, one per token or position; the tokens of every vocabulary."""
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
@@ -7,6 +7,8 @@ from minidist.nn.dropout import Dropout
 from minidist.nn.module import Module, draw
 from minidist.pieces import Positions
 from minidist.rng import Randomness
+
+PAD, BEGIN, END = 0, 1, 2
 
 
 class Embedding(Module):

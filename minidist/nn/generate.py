@@ -25,9 +25,9 @@ import numpy as np
 from minidist.autograd import functions, no_grad
 from minidist.backend import Array, to_host
 from minidist.errors import WrongInput, check_number
+from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator, reads_in_pieces
 from minidist.nn.seq2seq import Seq2Seq
-from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.nn.transformer import Transformer
 from minidist.rng import generator
 

@@ -38,10 +38,10 @@ from minidist.backend import Array, array_module, on_device_of
 from minidist.dtypes import whole_numbers
 from minidist.errors import WrongInput, check_number
 from minidist.nn.dropout import Dropout
+from minidist.nn.embedding import BEGIN
 from minidist.nn.mixture_of_experts import mixtures
 from minidist.nn.module import Sequential
 from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, parted
-from minidist.nn.tokens import BEGIN
 from minidist.nn.transformer import Transformer
 from minidist.pieces import Positions
 from minidist.rng import Randomness

@@ -7,8 +7,8 @@ strategy sees, is nn.Transformer.
 
 from functools import partial
 
-from minidist.nn.grouped_query_attention import GroupedQueryAttention
-from minidist.nn.rms_norm import RMSNorm
+from minidist.nn.attention import GroupedQueryAttention
+from minidist.nn.norms import RMSNorm
 from minidist.nn.transformer import Style, Transformer
 
 
@@ -18,7 +18,7 @@ class Llama(Transformer):
     kv_heads  heads of keys and values, a divisor of `heads`; by default as many
     hidden    F, the width between gate and up, and down; by default 8/3 of the width, rounded up
               to a multiple of 8
-    theta     base of the angles of rotary positions; or Stretched, see rotary_frequencies.py
+    theta     base of the angles of rotary positions; or Stretched, see rotary.py
     eps       of the norms
     more      dropout, tied, experts and what belongs to them: see Transformer
 

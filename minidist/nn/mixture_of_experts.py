@@ -8,7 +8,7 @@ depend on how a batch is split. All decisions are made on the host: they are the
 
 Dai et al., DeepSeekMoE (2024), section 3: fine-grained experts, m times as many of F/m, of which m
 times as many are chosen (`expert_width`); and shared ones, which every position runs through. To
-keep a balance without a loss: bias_balance.py.
+keep a balance without a loss: router.py.
 """
 
 import math
@@ -24,11 +24,10 @@ from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module, on_device_of, sum_over, to_host
 from minidist.errors import WrongInput, check_number, check_sizes
-from minidist.nn.bias_balance import BiasBalance
-from minidist.nn.feed_forward import Expert
 from minidist.nn.linear import Linear
+from minidist.nn.mlp import Expert
 from minidist.nn.module import Module
-from minidist.nn.router import Routing, check_groups, choose, route, rows_of_capacity
+from minidist.nn.router import BiasBalance, Routing, check_groups, choose, route, rows_of_capacity
 from minidist.rng import Randomness
 
 

@@ -8,15 +8,57 @@ at s then depends on t - s alone. Letters: D head width, t a position.
 
 The pair is made of the two halves of a head, as in the published files of Llama. RoFormer pairs
 neighbours, which is the same up to the order of the columns of W_q and W_k.
+
+Llama 3.1 reads longer texts than Llama 3 was trained on: its fast pairs, which tell near positions
+apart, stay; its slow ones, which would meet angles never seen, are slower by a factor
+(apply_scaling in models/llama3/reference_impl/model.py of meta-llama/llama-models).
 """
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, widen
-from minidist.nn.rotary_frequencies import Stretched, frequencies
+from minidist.errors import check_number
 from minidist.pieces import Positions
 from minidist.rng import Randomness
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """A theta for a longer context.
+
+    factor   by which a pair is slower that turns less than `low` times in the old context
+    high     a pair that turns more often stays as it is; between `low` and `high` it is mixed
+    context  positions of the old context
+    """
+
+    theta: float
+    factor: float
+    low: float
+    high: float
+    context: float
+
+    def slower(self, plain: np.ndarray) -> np.ndarray:
+        """Return the radians per position of pairs that had `plain` ones."""
+        turns = self.context * plain / (2 * math.pi)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return plain * (kept + (1 - kept) / self.factor)
+
+
+def check_theta(theta: float | Stretched) -> None:
+    """Raise ValueError unless the base of the angles is a positive number."""
+    base = theta.theta if isinstance(theta, Stretched) else theta
+    check_number("theta is a positive number", base, lambda x: 0 < x < math.inf)
+
+
+def frequencies(width: int, theta: float | Stretched) -> np.ndarray:
+    """Return the radians per position of each pair of a head, [D/2], in float64."""
+    if isinstance(theta, Stretched):
+        return theta.slower(frequencies(width, theta.theta))
+    return theta ** (-2 * np.arange(width // 2) / width)
 
 
 class Rotate(Function):

@@ -27,11 +27,10 @@ from minidist.backend import Array, on_device_of
 from minidist.errors import WrongInput, check_sizes
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.dropout import Dropout
-from minidist.nn.embedding import TokenAndPosition
-from minidist.nn.feed_forward import FeedForward, hidden_layer
-from minidist.nn.layer_norm import LayerNorm
+from minidist.nn.embedding import PAD, TokenAndPosition
+from minidist.nn.mlp import FeedForward, hidden_layer
 from minidist.nn.module import Module, Sequential
-from minidist.nn.tokens import PAD
+from minidist.nn.norms import LayerNorm
 from minidist.nn.transformer import Head
 from minidist.rng import Randomness
 

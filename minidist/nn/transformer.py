@@ -13,11 +13,11 @@ from minidist.errors import check_options, check_sizes
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
-from minidist.nn.feed_forward import FeedForward, hidden_layer
-from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.mixture_of_experts import MixtureOfExperts
+from minidist.nn.mlp import FeedForward, hidden_layer
 from minidist.nn.module import Module, Sequential
+from minidist.nn.norms import LayerNorm
 from minidist.rng import Randomness
 
 

@@ -4,7 +4,8 @@
 
 Each rank is a process, each of its threads a track, on which events nest or are disjoint. Times are
 microseconds, rounded to eighths: exact in binary and in nanoseconds, and rounding keeps the order,
-so no slice is longer than the one around it. A simulator's unit of time becomes a millisecond."""
+so no slice is longer than the one around it. A simulator's unit of time becomes a millisecond.
+"""
 
 import json
 import math

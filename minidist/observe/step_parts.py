@@ -14,7 +14,8 @@ copies        what is left, which memory limits: copies into another layout, sum
 Python        the tiny step, and therefore what every call takes however small its arrays are
 
 The hook takes time, as long in the tiny step, so the first three parts are differences of the two
-steps. Python is timed without it. Times of parts are this thread's own, on a core."""
+steps. Python is timed without it. Times of parts are this thread's own, on a core.
+"""
 
 import sys
 from bisect import bisect

@@ -33,7 +33,7 @@ def sum_statistics(norm: BatchNorm, group: Group) -> None:
 def sum_loads(model: Module, group: Group) -> None:
     """Give every rank the loads of all: how often each expert was chosen in the whole batch.
 
-    Once for each batch, as its gradients are summed (nn/bias_balance.py); ValueError if they would
+    Once for each batch, as its gradients are summed (nn/router.py); ValueError if they would
     be summed again.
     """
     for balance in model.modules(BiasBalance):

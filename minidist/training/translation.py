@@ -7,11 +7,10 @@ import numpy as np
 from minidist import nn
 from minidist.autograd.losses import IGNORED
 from minidist.datasets import Numbers
-from minidist.datasets.number_words import LIMIT, number_of_chinese, number_of_english
-from minidist.datasets.pairs import LANGUAGES
+from minidist.datasets.pairs import LANGUAGES, LIMIT, number_of_chinese, number_of_english
 from minidist.errors import WrongInput
 from minidist.nn import generate as decoding
-from minidist.nn.tokens import END, PAD
+from minidist.nn.embedding import END, PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
 MOST_DIGITS = len(str(LIMIT)) - 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
-from minidist.autograd.kept import arrays, owner
+from minidist.autograd.recomputation import arrays, owner
 from minidist.backend import Array
 from minidist.context_parallel.gathered_attention import OwnQueries
 from minidist.context_parallel.ring_attention import RingAttention

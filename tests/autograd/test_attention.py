@@ -16,7 +16,7 @@ from minidist.autograd.attention import (
     causal_attention,
     padded_attention,
 )
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from tests.strategies import arrays, host, leaf, seeds
 
 FORMS = {"in one piece": CausalAttention, "in blocks": BlockwiseAttention}

@@ -1,7 +1,7 @@
 import numpy as np
 
 from minidist import nn
-from minidist.autograd.kept import kept, kept_bytes
+from minidist.autograd.recomputation import kept, kept_bytes
 
 
 def test_what_graphs_keep_is_listed_once_and_without_parameters(place, device):

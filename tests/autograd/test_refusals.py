@@ -12,7 +12,6 @@ from minidist import Tensor, nn
 from minidist.autograd import (
     attention,
     convolution,
-    document_attention,
     functions,
     losses,
 )
@@ -32,7 +31,7 @@ CALLS = {  # public functions, with numbers for every argument that takes some
         "x": arrays(1, 2, 5, 5), "weight": arrays(3, 2, 3, 3), "bias": arrays(3),
         "stride": 1, "padding": 0,
     },
-    document_attention.document_attention: {"qkv": QKV, "documents": [[(0, 1), (1, 4)]]},
+    attention.document_attention: {"qkv": QKV, "documents": [[(0, 1), (1, 4)]]},
     functions.concatenate: {"tensors": [Tensor(X), Tensor(X)], "axis": 0},
     functions.dropout: {
         "x": X, "rate": 0.5, "name": "x", "randomness": Randomness(0, 0, np.arange(4)),

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from minidist import Mesh, checkpoint, nn
 from minidist.checkpoint.llama_config import FUNCTION, HARMLESS, OTHERS, SIZES, STRETCH
 from minidist.hybrid import Hybrid
-from minidist.nn.rotary_frequencies import Stretched, frequencies
+from minidist.nn.rotary import Stretched, frequencies
 from tests.strategies import assert_same_bits
 
 CONFIG = {

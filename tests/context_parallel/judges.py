@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from minidist import Tensor
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.backend import to_device, to_host
 from minidist.context_parallel.gathered_attention import gathered_attention
 from minidist.context_parallel.ring_attention import ring_attention

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor
-from minidist.autograd.document_attention import document_attention
+from minidist.autograd.attention import document_attention
 from minidist.context_parallel import plain, tiles, zigzag
 from minidist.planning.costs.attention import usp_bytes
 from minidist.planning.costs.context_parallel import OVER_RANKS, keeps_of

@@ -79,7 +79,7 @@ def test_single_device_tests_run_where_they_could_be_affected():
 
 
 def test_a_mutant_meets_the_single_device_tests_that_call_what_it_changes(monkeypatch):
-    place = "nn/residual.py:Residual.forward", "y = layer(y, randomness)"
+    place = "nn/mlp.py:Residual.forward", "y = layer(y, randomness)"
     harmless = replace(HARMLESS, edits=(Edit(place[0], "y = layer(y)", place[1]),))
     wrong = replace(HARMLESS, name="wrong", edits=(Edit(place[0], "y = layer(y) + 1.0", place[1]),))
     met = []

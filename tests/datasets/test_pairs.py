@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from minidist import datasets
 from minidist.autograd.losses import IGNORED
 from minidist.datasets import pairs
-from minidist.datasets.number_words import (
+from minidist.datasets.pairs import (
     in_chinese,
     in_english,
     number_of_chinese,
     number_of_english,
 )
-from minidist.nn.tokens import BEGIN, END, PAD
+from minidist.nn.embedding import BEGIN, END, PAD
 
 ROOT = Path(__file__).parents[2]
 WRITE = {"en": in_english, "zh": in_chinese}

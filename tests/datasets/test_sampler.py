@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import datasets
-from minidist.datasets import Sampler, sampler
+from minidist.datasets import Sampler, batch
 
 
 def test_shards_are_neighbours_of_nearly_equal_size_larger_first():
@@ -99,8 +99,8 @@ def test_other_ranks_with_other_batches_go_on_after_any_example(batch, size):
 
 
 def test_going_on_draws_no_epoch_that_is_over(monkeypatch):
-    drawn, draw = [], sampler.generator
-    monkeypatch.setattr(sampler, "generator", lambda *key: drawn.append(key) or draw(*key))
+    drawn, draw = [], batch.generator
+    monkeypatch.setattr(batch, "generator", lambda *key: drawn.append(key) or draw(*key))
     next(Sampler(11, 4, 5).after(3 * 10**9 + 2))
     assert drawn == [(5, f"epoch {10**9}")]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.nn.tokens import PAD
+from minidist.nn.embedding import PAD
 
 
 class Layers:

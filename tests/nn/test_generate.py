@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from minidist import datasets, nn
 from minidist.nn import generate as decoding
+from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.nn.generate import largest, padded, sample, translate
 from minidist.nn.key_value_cache import CachedTranslator
-from minidist.nn.tokens import BEGIN, END, PAD
 from tests.strategies import seeds, sentences, translators
 
 

@@ -6,8 +6,7 @@ import pytest
 from minidist import Tensor, nn, run
 from minidist.autograd import gradcheck
 from minidist.autograd.attention import causal_attention
-from minidist.nn.rotary import rotate
-from minidist.nn.rotary_frequencies import frequencies
+from minidist.nn.rotary import frequencies, rotate
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, sum_squares, unsplit, vocab_parallel

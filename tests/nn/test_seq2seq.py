@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
-from minidist.nn.tokens import BEGIN, PAD
+from minidist.nn.embedding import BEGIN, PAD
 from minidist.rng import Randomness
 from minidist.verify import equivalence
 from minidist.verify.strategies.cases import Case, random_weights

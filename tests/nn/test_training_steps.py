@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist import datasets, nn, no_grad, optim
 from minidist.backend import to_host
-from minidist.nn.tokens import BEGIN, PAD
+from minidist.nn.embedding import BEGIN, PAD
 from minidist.rng import Randomness
 from tests.strategies import (
     arrays,

@@ -5,7 +5,7 @@ import pytest
 
 from minidist import Tensor, nn, optim
 from minidist.attention_scores import kept_scores
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.planning.costs.kept import block_keeps, korthikanti_bytes
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.rng import Randomness

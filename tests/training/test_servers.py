@@ -12,7 +12,7 @@ from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.datasets import Text
 from minidist.datasets.pairs import padded, teacher_forcing
 from minidist.errors import RankFailed
-from minidist.nn.tokens import PAD
+from minidist.nn.embedding import PAD
 from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.training.loop import train
 from minidist.training.servers import (

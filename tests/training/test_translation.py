@@ -15,10 +15,9 @@ from minidist.checkpoint import Keep, manifest
 from minidist.cli import main
 from minidist.cli.presets import PRESETS, chosen
 from minidist.datasets import Text, numbers
-from minidist.datasets.number_words import in_chinese, in_english
-from minidist.datasets.pairs import DIRECTIONS, LANGUAGES
+from minidist.datasets.pairs import DIRECTIONS, LANGUAGES, in_chinese, in_english
 from minidist.nn import generate as decoding
-from minidist.nn.tokens import END, PAD
+from minidist.nn.embedding import END, PAD
 from minidist.training import translation as translating
 from minidist.training.kinds import NUMBERS, model_of
 from minidist.training.kinds.numbers import load, numbers_of, outcome

@@ -6,28 +6,29 @@ takes numbers below 1e-38 for 0. Both compute in float32 or float64: half precis
 Read `launch.py`, then any of the others.
 """
 
-from minidist.autograd.kernels.activations import (
+from minidist.autograd.kernels.launch import Elementwise, Reduction
+from minidist.autograd.kernels.layers import (
+    dropout,
+    first_of,
     gelu,
     gelu_backward,
     gelu_erf,
     gelu_erf_backward,
+    layer_norm,
+    layer_norm_backward,
     relu,
     relu_backward,
+    rows_of,
+    sum_into_rows,
 )
-from minidist.autograd.kernels.dropout_mask import dropout, first_of
-from minidist.autograd.kernels.embeddings import rows_of, sum_into_rows
-from minidist.autograd.kernels.launch import Elementwise, Reduction
-from minidist.autograd.kernels.normalization import layer_norm, layer_norm_backward
 from minidist.autograd.kernels.softmax import (
     causal_softmax,
     cross_entropy,
     cross_entropy_backward,
+    mean_columns,
     padded_softmax,
     recompute_probabilities,
     scores_backward,
-)
-from minidist.autograd.kernels.sums import (
-    mean_columns,
     sum_columns,
     sum_rows,
     sum_rows_of_product,

@@ -6,7 +6,8 @@ time. Names may have numbers and labels: "F3.1" is an action, "all_reduce w" an 
 A log is a *program's* if all its compute events are actions of `pipeline_parallel/actions.py`, from
 a simulator or from a run. It is drawn as in the papers on pipelines: a row per rank, a cell per
 action with its micro-batch. If simulated, a cell's width is exactly its duration. Several actions
-in one event, "W0 W1 W2", were done together. R is drawn like them, though it is communication."""
+in one event, "W0 W1 W2", were done together. R is drawn like them, though it is communication.
+"""
 
 import math
 import re

@@ -13,7 +13,7 @@ from minidist.backend import host_copy, on_gpu, to_device
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.interop.torch import as_numpy
-from minidist.nn.tokens import BEGIN, END, PAD
+from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.rng import Randomness, generator
 
 M = TypeVar("M", bound=nn.Module)

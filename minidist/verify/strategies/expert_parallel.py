@@ -97,7 +97,7 @@ STRATEGIES = [
             "expert_parallel/once_per_rank.py",
             "expert_parallel/sharded_experts.py",
             "nn/router.py",
-            "nn/bias_balance.py",
+            "nn/router.py",
             "nn/mixture_of_experts.py",
         ),
         lesson="15_experts",

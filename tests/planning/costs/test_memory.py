@@ -8,7 +8,7 @@ import pytest
 
 from minidist import nn
 from minidist.autograd import Tensor, recompute
-from minidist.autograd.kept import kept_bytes
+from minidist.autograd.recomputation import kept_bytes
 from minidist.observe.costs.measured import measure_costs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of as cut_in_equal_numbers

@@ -21,7 +21,8 @@ from minidist import checkpoint, nn, run
 from minidist.checkpoint import manifest
 from minidist.checkpoint.resharding import pieces
 from minidist.course.labs.ranks import refused
-from minidist.datasets import Sampler, sampler
+from minidist.datasets import Sampler
+from minidist.datasets import batch as dealing
 from minidist.training.elastic import go_on, with_fewer
 from minidist.training.settings import Settings
 
@@ -179,8 +180,8 @@ def reshard(shape, saved, wanted):
 
 def dealt(method, done, examples, batch, size, batches, **more):
     """Return what ranks are dealt in the batches after what is done, and how many epochs drawn."""
-    found, draw = {}, sampler.generator
-    with patch.object(sampler, "generator", side_effect=draw) as drawn:
+    found, draw = {}, dealing.generator
+    with patch.object(dealing, "generator", side_effect=draw) as drawn:
         for r in range(size):
             own = Sampler(examples, batch, rank=r, size=size, **more)
             shares = list(islice(getattr(own, method)(done), batches))

@@ -1,15 +1,55 @@
-"""Batch normalisation (Ioffe and Szegedy 2015)."""
+"""Norms: layer norm (Ba et al. 2016), RMS norm (Zhang and Sennrich 2019), batch norm.
+
+Batch normalisation is by Ioffe and Szegedy (2015).
+"""
 
 import math
 from collections.abc import Sequence
 
-from minidist.autograd import Tensor
-from minidist.autograd import batch_norm as functions
+from minidist.autograd import Tensor, functions
+from minidist.autograd import batch_norm as statistics
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module
 from minidist.errors import check_number, check_sizes
 from minidist.nn.module import Module, constant
 from minidist.rng import Randomness
+
+
+class LayerNorm(Module):
+    """Y[..., C] = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], mean and variance over C.
+
+    The variance is the mean square, divided by C. gain is what PyTorch calls weight.
+
+    >>> nn.LayerNorm(2, dtype="float64")(np.array([[1.0, 3.0]])).data.round(3).tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
+        check_sizes(width=width)
+        check_number("eps is a positive number", eps, lambda x: 0 < x < math.inf)
+        self.eps = eps
+        self.gain = constant(f"{name}.gain", (width,), 1, dtype)
+        self.bias = constant(f"{name}.bias", (width,), 0, dtype)
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        return functions.layer_norm(x, self.gain, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Y[..., C] = X / sqrt(mean of X^2 + eps) * gain[C], the mean over C.
+
+    >>> nn.RMSNorm(2, dtype="float64")(np.array([[3.0, 4.0]])).data.round(3).tolist()
+    [[0.849, 1.131]]
+    """
+
+    def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
+        check_sizes(width=width)
+        check_number("eps is a positive number", eps, lambda x: 0 < x < math.inf)
+        self.eps = eps
+        self.gain = constant(f"{name}.gain", (width,), 1, dtype)
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        return functions.rms_norm(x, self.gain, self.eps)
 
 
 class BatchNorm(Module):
@@ -33,7 +73,7 @@ class BatchNorm(Module):
     """
 
     training = True
-    sum_over_ranks: functions.SumOverRanks | None = None
+    sum_over_ranks: statistics.SumOverRanks | None = None
     ranks: Sequence[int] = ()
 
     def __init__(self, channels: int, eps=1e-5, momentum=0.1, *, name="norm", dtype="float32"):
@@ -51,8 +91,8 @@ class BatchNorm(Module):
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         if not self.training:
             fixed = self.running_mean.data, self.running_var.data
-            return functions.BatchNorm(self.eps, fixed)(x, self.gain, self.bias)
-        function = functions.BatchNorm(self.eps, sum_over_ranks=self.sum_over_ranks)
+            return statistics.BatchNorm(self.eps, fixed)(x, self.gain, self.bias)
+        function = statistics.BatchNorm(self.eps, sum_over_ranks=self.sum_over_ranks)
         y = function(x, self.gain, self.bias)
         if is_recording():  # a pass that is computed again moves them once
             count = function.count
