@@ -2,7 +2,7 @@
 
 Times are seconds of the machine's monotonic clock, which all its processes share, so a log made by
 several ranks can be read as one. (Events of another machine are moved to the clock of process 0:
-comm/mpi/clocks.py. A simulator's clocks have their own unit.)
+comm/mpi/transport.py. A simulator's clocks have their own unit.)
 
 A GPU does its work long after the host has asked for it. So a log may have the GPU's own clock: its
 moments are marks in the GPU's queue of work. `in_seconds` turns them into times when all is done.

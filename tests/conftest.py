@@ -254,11 +254,11 @@ def look_often():
 @pytest.fixture(autouse=True, scope="session")
 def judges_are_loaded():
     """Let the fork server import what most ranks of these tests would import, each for itself."""
-    from minidist.comm.local import fork_server
+    from minidist.comm.local import processes
 
-    fork_server.PRELOAD.append("minidist.verify.equivalence")
+    processes.PRELOAD.append("minidist.verify.equivalence")
     yield
-    fork_server.PRELOAD.remove("minidist.verify.equivalence")
+    processes.PRELOAD.remove("minidist.verify.equivalence")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -150,7 +150,7 @@ def test_only_the_backend_and_nccl_import_cupy():
         for path in FILES
         if any(name.split(".")[0] in ("cupy", "cupyx") for name in imports(path))
     }
-    assert importers <= {"backend.py", "comm/nccl/library.py"} and "backend.py" in importers
+    assert importers <= {"backend.py", "comm/nccl.py"} and "backend.py" in importers
 
 
 OF_ARRAYS = ["autograd", "nn", *sorted(AXES), "comm/group.py", "comm/collectives.py"]

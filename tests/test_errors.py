@@ -10,7 +10,7 @@ import pytest
 import minidist
 from minidist import Tensor, run
 from minidist.comm.cluster import raise_first_failure
-from minidist.comm.local.report import Report
+from minidist.comm.local.worker import Report
 from minidist.datasets import text
 from minidist.errors import RankFailed, WrongInput, check_options, is_wrong_input
 from minidist.pipeline_parallel import programs

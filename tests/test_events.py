@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist import run
-from minidist.comm.local import mailbox_fabric
+from minidist.comm import fabric
 from minidist.events import Event, EventLog
 from tests.clocks import QueueClock, clock_of_a_gpu
 
@@ -73,7 +73,7 @@ def test_a_log_with_a_device_s_clock_waits_for_nothing_until_its_seconds_are_rea
 
 
 def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monkeypatch):
-    monkeypatch.setattr(mailbox_fabric, "clock", lambda device: QueueClock())
+    monkeypatch.setattr(fabric, "clock", lambda device: QueueClock())
 
     def worker(group):
         with group.log.span("work"):
@@ -88,7 +88,7 @@ def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monk
 
 @pytest.mark.gpu
 def test_ranks_on_a_gpu_have_its_clock(monkeypatch):
-    monkeypatch.setattr(mailbox_fabric, "clock", clock_of_a_gpu)
+    monkeypatch.setattr(fabric, "clock", clock_of_a_gpu)
     log = EventLog()
     run(lambda group: group.barrier(), 2, transport="thread", device="gpu", log=log)
     assert [e.seconds for e in log.events] == [0.25] * 2

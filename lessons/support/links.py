@@ -19,7 +19,7 @@ import numpy as np
 
 from minidist import Cluster, nn
 from minidist.comm.cluster import TRANSPORTS
-from minidist.comm.local.process_transport import ProcessRanks
+from minidist.comm.local.processes import ProcessRanks
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.events import EventLog
 

@@ -177,7 +177,7 @@ def _run(given: argparse.Namespace) -> int:
     parser_of(given.command).parse_args(given.arguments, given)
     starts = getattr(given, "profile", True)  # `plan` starts ranks with --profile alone
     if starts and getattr(given, "transport", "") is None:
-        from minidist.comm.launchers import copies  # needs NumPy, as such a command does
+        from minidist.comm.mpi.library import copies  # needs NumPy, as such a command does
 
         if words := copies("--transport {}"):
             raise WrongInput(words)  # in each: the first that ends may end all others

@@ -13,9 +13,9 @@ from minidist.checkpoint.run_checkpoints import settings_in, steps_done_and_next
 from minidist.cli.arguments import check_several
 from minidist.cli.servers import plan_of, serve, servers_in_words
 from minidist.cli.train_options import add_options, data_of, keep_of, settings_of
+from minidist.comm import nccl
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
-from minidist.comm.nccl import library as nccl
 from minidist.data_parallel.server_plan import ServerPlan
 from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput, plural

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minidist.cli.arguments import add_device, add_json, add_option, add_transport, check_several
+from minidist.comm import nccl
 from minidist.comm.mpi import library as mpi
-from minidist.comm.nccl import library as nccl
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel import read
 from minidist.verify import equivalence

@@ -16,17 +16,14 @@ from typing import Protocol
 import numpy as np
 
 from minidist.backend import check_device
+from minidist.comm import nccl
 from minidist.comm.diagnosis import Silence, Snapshots, is_deadlock, lost_messages, table
-from minidist.comm.launchers import warn_of_copies
-from minidist.comm.local import by_value
-from minidist.comm.local.process_transport import ProcessRanks
-from minidist.comm.local.report import Order, Report
+from minidist.comm.local.processes import ProcessRanks
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
-from minidist.comm.local.thread_transport import ThreadRanks
+from minidist.comm.local.threads import ThreadRanks
+from minidist.comm.local.worker import Order, Report, dumps
 from minidist.comm.mpi import library as mpi
 from minidist.comm.mpi.transport import MpiRanks
-from minidist.comm.nccl import communicator as nccl_communicator
-from minidist.comm.nccl import library as nccl
 from minidist.errors import (
     CommError,
     CommTimeout,
@@ -46,7 +43,7 @@ class Ranks(Protocol):
     """What Cluster needs of a transport: ranks that are up, and wait for work.
 
     A transport starts them, or takes those that mpiexec has started; each rank calls `execute`
-    (local/report.py) for every run.
+    (local/worker.py) for every run.
     """
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
@@ -78,7 +75,7 @@ def nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks
     """Start processes that have a GPU each; NCCL moves the arrays of their collectives."""
     nccl.check_ranks(size, device)
     below = SharedMemoryCommunicator.connect
-    return ProcessRanks(size, device, interleaving, partial(nccl_communicator.connect, below))
+    return ProcessRanks(size, device, interleaving, partial(nccl.connect, below))
 
 
 def mpi_nccl_ranks(
@@ -86,7 +83,7 @@ def mpi_nccl_ranks(
 ) -> Ranks:
     """Take the processes that mpiexec has started, on hosts with a GPU for each of their ranks."""
     nccl.check_device(device, "mpi-nccl")
-    over = nccl_communicator.connect
+    over = nccl.connect
     return MpiRanks(size, device, interleaving, subset=subset, over=over)
 
 
@@ -157,7 +154,7 @@ class Cluster:
         if transport is None:
             transport = "process"
             if not mpi.is_loaded():
-                warn_of_copies()
+                mpi.warn_of_copies()
         check_name("transport", transport, TRANSPORTS)
         check_device(device)
         self.size, self.transport, self.device = size, transport, device
@@ -197,7 +194,7 @@ class Cluster:
                 f"this cluster's ranks are those of process {self._owner}, and this is a process "
                 "that was forked from it; make a Cluster here"
             )
-        payload = by_value.dumps(Order(worker, args, np.geterr()))
+        payload = dumps(Order(worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
         if log is not None:

@@ -13,12 +13,18 @@ their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
 """
 
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial, wraps
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from minidist.backend import Array, array_module, on_device_of
+from minidist.backend import Array, array_module, elements, on_device_of
+from minidist.comm import collectives
 from minidist.comm.arguments import (
+    NUMERIC,
     check_algorithm,
     check_out,
     check_part,
@@ -27,20 +33,267 @@ from minidist.comm.arguments import (
     joined_along,
     listed,
     numeric,
+    numeric_dtype,
     one_per_rank,
     pieces_of,
     ufunc,
+    valid_rank,
     whole,
     whole_64,
 )
-from minidist.comm.channel import Channel
-from minidist.comm.collectives import ON_MESSAGES, gather_into, reduce_pieces
-from minidist.comm.diagnosis import signature_of
-from minidist.comm.fabric import Communicator, Fabric, NewGroup
-from minidist.comm.hierarchical import TwoLevels, levels_of
-from minidist.comm.message import Key, staged
-from minidist.comm.point_to_point import PointToPoint
+from minidist.comm.beside import Beside
+from minidist.comm.collectives import ON_MESSAGES, TwoLevels, gather_into, levels_of, reduce_pieces
+from minidist.comm.communicator import (
+    Communicator,
+    Key,
+    Ledger,
+    NewGroup,
+    Staged,
+    Transfers,
+    staged,
+)
+from minidist.comm.diagnosis import Wait, call_site, signature_of
+from minidist.comm.fabric import Fabric
 from minidist.errors import WrongInput
+from minidist.pieces import split_ends
+
+
+class Channel:
+    """The messages of one collective call: the `Messages` that collectives.py is written on.
+
+    Messages between two ranks keep their order. Ranks are numbered as in the group; `members` has
+    their numbers in the world.
+
+    The four methods at the end are the algorithms of collectives.py, on messages, unless the
+    group's communicator has a library. Then each rank lists all arrays that it sends and all ranks
+    that it receives from, before anything moves. The library starts them together, so that no
+    transfer waits for one that would start after it.
+
+    ledger   counts payload; None for control traffic
+    library  what moves the arrays instead of messages, or None
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        members: list[int],
+        key: Key,
+        operation: str,
+        ledger: Ledger | None,
+        library: Transfers | None = None,
+    ):
+        self.fabric, self.members, self.key = fabric, members, key
+        self.operation, self.ledger = operation, ledger
+        self.library = library
+        self.rank, self.size = members.index(fabric.rank), len(members)
+
+    def send(self, array: Array, to: int) -> None:
+        """Send a copy; never wait."""
+        if self.ledger is not None and to != self.rank:
+            self.ledger.bytes[self.operation] += array.nbytes
+        self.fabric.send(self.members[to], self.key, array)
+
+    def recv(self, source: int) -> Array:
+        """Return the next array from this rank, which is fresh."""
+        return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
+
+    def all_to_all(self, pieces: list[Array | Staged]) -> list[Array]:
+        """Give pieces[r] to rank r; return what each rank gave to this one, in rank order."""
+        if self.library is None:
+            return collectives.all_to_all(self, pieces)
+        others = self._all_but(self.rank)
+        received = self._transfer(self.library, {r: pieces[r] for r in others}, others)
+        return [received[r] if r in received else pieces[r].copy() for r in range(self.size)]
+
+    def from_root(self, pieces: list[Array | Staged] | None, root: int) -> Array:
+        """Return this rank's one of root's pieces; the other ranks need not have any."""
+        if self.library is None:
+            return collectives.from_root(self, pieces, root)
+        if pieces is None or self.rank != root:
+            return self._transfer(self.library, {}, [root])[root]
+        self._transfer(self.library, {r: pieces[r] for r in self._all_but(root)}, [])
+        return pieces[root].copy()
+
+    def to_root(self, x: Array, root: int) -> list[Array] | None:
+        """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
+        if self.library is None:
+            return collectives.to_root(self, x, root)
+        if self.rank != root:
+            self._transfer(self.library, {root: x}, [])
+            return None
+        received = self._transfer(self.library, {}, self._all_but(root))
+        return [received[r] if r in received else x.copy() for r in range(self.size)]
+
+    def in_rank_order(self, x: Array, combine: Callable[..., Array]) -> None:
+        """All-reduce the flat array x in place: rank r reduces chunk r of all, in rank order."""
+        if self.library is None:
+            collectives.in_rank_order(self, x, combine)
+            return
+        chunks = [x[start:stop] for start, stop in pairwise(split_ends(x.size, self.size))]
+        mine = collectives.reduce_pieces(self.all_to_all(chunks), combine)
+        for chunk, reduced in zip(chunks, self.all_to_all([mine] * self.size), strict=True):
+            chunk[...] = reduced
+
+    def _all_but(self, rank: int) -> list[int]:
+        return [r for r in range(self.size) if r != rank]
+
+    def _transfer(
+        self, library: Transfers, outgoing: dict[int, Array | Staged], sources: list[int]
+    ) -> dict[int, Array]:
+        """Give each array to its rank; return, by rank, what each source gives to this one.
+
+        All ranks of the group call this in the same place.
+        """
+        if self.ledger is not None:
+            self.ledger.bytes[self.operation] += sum(x.nbytes for x in outgoing.values())
+        return library.transfer(self.key, self.operation, outgoing, sources)
+
+
+class Request:
+    """A transfer under way, in a queue with the earlier ones of the same source and tag."""
+
+    def __init__(self, queue: "deque[Request]", complete: Callable[[], Array | None]):
+        self._queue, self._complete, self._done, self._result = queue, complete, False, None
+        queue.append(self)
+
+    def wait(self) -> Array | None:
+        """Return the array that was received (None for a send); the same one if called again."""
+        while not self._done:
+            oldest = self._queue[0]
+            oldest._result, oldest._done = oldest._complete(), True
+            self._queue.popleft()
+        return self._result
+
+
+class PointToPoint:
+    """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
+
+    A message has a tag. Messages of one sender and one tag keep their order.
+    """
+
+    def __init__(self, fabric: Fabric, members: list[int], splits: tuple[int, ...], ledger: Ledger):
+        self.fabric, self.members, self.splits, self.ledger = fabric, members, splits, ledger
+        self.rank, self.size = members.index(fabric.rank), len(members)
+        # What was checked once is remembered: by type, too, since 1.0 == 1 but is no rank.
+        key_of = partial(Key, fabric.run, splits, "message")
+        self._remembered = lru_cache(1024, typed=True)(partial(address_of, members, key_of))
+        self._requests: dict[tuple[int, int], deque[Request]] = {}
+
+    def __repr__(self):
+        return f"Group(rank={self.rank}, size={self.size})"
+
+    def __deepcopy__(self, memo: dict | None = None) -> "PointToPoint":
+        """A copy of what communicates has the same partners, in the same sequence of calls."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self):
+        raise WrongInput(
+            f"{self!r} is of this run, and cannot be pickled, nor what communicates through it; "
+            "pickle state(), and make the rest anew on its ranks"
+        )
+
+    def send(self, array: Array, to: int, tag: int = 0) -> None:
+        """Send a copy; returns at once, whether or not the receiver ever receives.
+
+        Both ranks count the messages of each tag until the run ends, to name those that were never
+        received: about 140 bytes per tag and rank. So use a few tags many times.
+        """
+        if type(array) is not np.ndarray or array.dtype.kind not in NUMERIC:
+            array = numeric(array)  # a call that most arrays do not need
+        member, key = self._address("to", to, tag)
+        self.fabric.send(member, key, array)
+        if to != self.rank:
+            self.ledger.bytes["send"] += array.nbytes
+
+    def recv(self, source: int, tag: int = 0) -> Array:
+        """Return the next array that `source` has sent, or will send, with this tag."""
+        member, key = self._address("source", source, tag)
+        if self._requests and (self._valid(source, "source"), key.number) in self._requests:
+            return self.irecv(source, tag).wait()  # requests come first
+        return self.fabric.recv([member], key, "recv")[1]
+
+    def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
+        """Return (source, array): the next array with this tag from any of these ranks.
+
+        Where several have sent one, the first of them in `sources` (default: all ranks, in rank
+        order) comes first. To be fair, give them in another order each time.
+        """
+        sources = listed(range(self.size) if sources is None else sources, "sources")
+        if not sources:
+            raise WrongInput("recv_any needs a source: the list of ranks is empty")
+        for source in sources:
+            if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
+                raise WrongInput(
+                    f"the next message of rank {source} with tag {tag} belongs to a request of "
+                    "irecv; wait for that first, or use another tag"
+                )
+        members = [self.members[source] for source in sources]
+        _, key = self._address("source", sources[0], tag)
+        member, array = self.fabric.recv(members, key, "recv_any")
+        return self.members.index(member), array
+
+    def isend(self, array: Array, to: int, tag: int = 0) -> Request:
+        """Send a copy; return a request that is complete, since a send never waits."""
+        self.send(array, to, tag)
+        return Request(deque(), lambda: None)
+
+    def irecv(self, source: int, tag: int = 0) -> Request:
+        """Return a request; `.wait()` returns the array. Requests are served in order."""
+        where = self._valid(source, "source"), whole(tag, "a tag")
+        queue = self._requests.setdefault(where, deque())
+
+        def complete() -> Array:
+            array = self._receive(*where)
+            if len(queue) == 1:
+                del self._requests[where]
+            return array
+
+        return Request(queue, complete)
+
+    def beside(self, work: Callable, name: str) -> Beside:
+        """Return a queue; a second thread calls `work` with what is put there, see beside.py.
+
+        The work communicates in a group of its own: `split(0)`.
+        """
+        return Beside(self, work, name)
+
+    @contextmanager
+    def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
+        """Record that this thread waits for another thread of its rank, for the table of waits."""
+        wait = Wait(operation, lambda: [self.fabric.rank], call_site(), thread.ident)
+        with self.fabric.waiting(wait):
+            yield
+
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype | str = "float32") -> Array:
+        """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
+
+        That is memory which all ranks of the machine see, also on GPUs, see device_memory.py.
+        """
+        elements(shape)  # refuses negative sides wherever the array is to be
+        return self.fabric.empty(shape, numeric_dtype(dtype))
+
+    def _address(self, what: str, rank: int, tag: int) -> tuple[int, Key]:
+        """Return a rank's number in the world, and the key of its messages with this tag."""
+        try:
+            return self._remembered(what, rank, tag)
+        except TypeError:  # not hashable; an array of no dimensions may be a whole number, though
+            return self._remembered(what, whole(rank, what), whole(tag, "a tag"))
+
+    def _valid(self, rank: int, what: str) -> int:
+        return valid_rank(rank, self.size, what)
+
+    def _receive(self, source: int, tag: int) -> Array:
+        member, key = self._address("source", source, tag)
+        return self.fabric.recv([member], key, "recv")[1]
+
+
+def address_of(
+    members: list[int], key_of: Callable[[int], Key], what: str, rank: int, tag: int
+) -> tuple[int, Key]:
+    """Return what PointToPoint._address does."""
+    return members[valid_rank(rank, len(members), what)], key_of(whole(tag, "a tag"))
 
 
 class Group(PointToPoint):
@@ -54,9 +307,9 @@ class Group(PointToPoint):
     fails the run even where that thread's exceptions are lost.
 
     device  "cpu", "gpu" or "gpu:N": where `empty` allocates, see `run`
-    ledger  payload bytes that this rank has sent as a member of this very group, see ledger.py
+    ledger  payload bytes that this rank has sent as a member of this very group, see Ledger
     log     None, or the EventLog of this rank
-    fabric, communicator   what moves messages and arrays, see fabric.py
+    fabric, communicator   what moves messages and arrays
     """
 
     def __init__(
@@ -299,3 +552,42 @@ class Group(PointToPoint):
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)
         return out
+
+
+def logged(operation: Callable) -> Callable:
+    """Wrap a method of Group: each call becomes an event of the group's log."""
+
+    @wraps(operation)
+    def call(self: Group, *args, **kwargs):
+        log = self.log
+        assert log is not None
+        start, before = log.clock.now(), self.ledger.total
+        try:
+            return operation(self, *args, **kwargs)
+        finally:
+            label = kwargs.get("label")
+            name = operation.__name__ if label is None else f"{operation.__name__} {label}"
+            log.add(name, start, "communication", self.ledger.total - before)
+
+    return call
+
+
+class LoggedGroup(Group):
+    """The group of a worker of `run(..., log=...)`; `split` returns a LoggedGroup, too."""
+
+    send, recv = logged(Group.send), logged(Group.recv)
+    recv_any = logged(Group.recv_any)
+    all_reduce, reduce_scatter = logged(Group.all_reduce), logged(Group.reduce_scatter)
+    all_gather, all_to_all = logged(Group.all_gather), logged(Group.all_to_all)
+    broadcast, reduce = logged(Group.broadcast), logged(Group.reduce)
+    scatter, gather = logged(Group.scatter), logged(Group.gather)
+    barrier = logged(Group.barrier)
+
+
+def world(fabric: Fabric) -> Group:
+    """Return the group of all ranks, which a run gives to its worker."""
+    members = list(range(fabric.size))
+    kind = Group if fabric.log is None else LoggedGroup
+    communicator = fabric.communicator(NewGroup(members, ()), None)
+    assert communicator is not None  # all ranks are in this group
+    return kind(fabric, members, (), communicator)

@@ -1,6 +1,6 @@
 """Ranks that wait for each other, step by step: small programs, in an order drawn by a seed.
 
-One rank runs at a time (comm/local/interleaving.py). A step ends where it is about to communicate,
+One rank runs at a time (comm/local/threads.py). A step ends where it is about to communicate,
 has to wait, or has finished: then the line and the wait of every rank are noted.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist.comm import Cluster, Group
-from minidist.comm.local.interleaving import Interleaving
-from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.thread_transport import ThreadRanks
+from minidist.comm.fabric import Fabric
+from minidist.comm.local.threads import Interleaving, ThreadRanks
 from minidist.errors import CommError, check_name
 
 
@@ -53,7 +52,7 @@ PROGRAMS = {program.__name__: program for program in SIZES}
 class Noted(Interleaving):
     """An Interleaving that notes its steps: which rank ran, and where every rank is then."""
 
-    def __init__(self, fabrics: list[MailboxFabric], seed: int | None):
+    def __init__(self, fabrics: list[Fabric], seed: int | None):
         super().__init__(len(fabrics), f"{seed} 1")  # as the first run of a cluster has it
         self.fabrics, self.steps, self.lines = fabrics, list[dict](), dict[int, int]()
         self.over = False  # since a collective did not match, or the ranks have been stopped
@@ -81,7 +80,7 @@ class Noted(Interleaving):
             self.steps.append(step)
 
 
-def state(fabric: MailboxFabric, done: bool) -> dict:
+def state(fabric: Fabric, done: bool) -> dict:
     """Return what a rank waits for; an empty "for" where it can go on, or has finished."""
     rows = [row for row in fabric.snapshot().rows if row.sources]
     if done or not rows:

@@ -23,7 +23,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Cluster
-from minidist.comm.local import by_value
+from minidist.comm.local import worker as by_value
 from minidist.errors import RankFailed, WrongInput, is_wrong_input, nearest, plural
 from minidist.verify import equivalence, two_batches
 from minidist.verify.causes.finding import some

@@ -17,7 +17,7 @@ import pytest
 from minidist import Cluster, nn, run
 from minidist.backend import gpus
 from minidist.comm.cluster import raise_first_failure
-from minidist.comm.local.report import Report
+from minidist.comm.local.worker import Report
 from minidist.errors import CollectiveMismatch, CommError, CommTimeout, RankDied, RankFailed
 from tests.comm.conformance import test_failures
 

@@ -9,8 +9,8 @@ import pytest
 
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
-from minidist.comm.ledger import BY_FORMULA, Ledger
-from minidist.comm.local.message_communicator import MessageCommunicator
+from minidist.comm.communicator import BY_FORMULA, Ledger
+from minidist.comm.fabric import MessageCommunicator
 from minidist.errors import CollectiveMismatch
 from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from minidist.comm import launchers
-from minidist.comm.launchers import launched
+from minidist.comm.mpi import library as launchers
+from minidist.comm.mpi.library import launched
 
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
 STEP = SLURM | {"SLURM_STEP_ID": "0"}

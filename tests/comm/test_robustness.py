@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.local.fork_server import ctrl_c_waits
-from minidist.comm.local.shared_memory import NOWHERE, size_class
-from minidist.comm.local.wiring import Alarm
+from minidist.comm.local.processes import ctrl_c_waits
+from minidist.comm.local.shared_memory import NOWHERE, Alarm, size_class
 from minidist.errors import RankDied, RankFailed
 from tests.comm.test_cluster import gone
 from tests.strategies import arrays

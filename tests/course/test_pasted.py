@@ -17,7 +17,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 
-from minidist.comm.local.thread_transport import ThreadRanks
+from minidist.comm.local.threads import ThreadRanks
 from minidist.course.grader import questions
 from minidist.course.lab import labs
 from minidist.course.question import judge

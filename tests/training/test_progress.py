@@ -8,7 +8,7 @@ import pytest
 
 from minidist.checkpoint import Keep
 from minidist.comm import run
-from minidist.comm.ledger import Ledger
+from minidist.comm.communicator import Ledger
 from minidist.data_parallel.server_plan import ServerPlan
 from minidist.datasets import Text
 from minidist.errors import RankFailed

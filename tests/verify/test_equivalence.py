@@ -8,7 +8,7 @@ import pytest
 
 from minidist import nn
 from minidist.backend import on_gpu
-from minidist.comm.ledger import BY_FORMULA
+from minidist.comm.communicator import BY_FORMULA
 from minidist.verify import equivalence
 from minidist.verify import strategies as listed
 from minidist.verify.compare import BOUND, compare

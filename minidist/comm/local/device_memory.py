@@ -19,7 +19,6 @@ CUDA's Programming Guide, "Interprocess Communication"; CUDA Runtime API, cudaIp
 """
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -29,8 +28,6 @@ from typing import Any
 import numpy as np
 
 from minidist.backend import Array, device_module, elements, on_gpu
-from minidist.comm.diagnosis import signature_of
-from minidist.comm.local.board import Board
 from minidist.comm.local.shared_memory import SharedMemory, size_class
 from minidist.errors import WrongInput
 
@@ -181,40 +178,3 @@ class DeviceMemory:
         deadline = time.monotonic() + PATIENCE
         while not all(table["closed"] for table in self.tables) and time.monotonic() < deadline:
             time.sleep(0.001)
-
-
-def share_device_memory(
-    shared: SharedMemory, table: np.ndarray, export: bool, board: Board
-) -> DeviceMemory | None:
-    """Return memory on this rank's GPU that all ranks can open; no rank gets any if one cannot.
-
-    All ranks call this, once. The first rank that cannot prints the reason.
-    """
-    signature = signature_of("open the memory of all GPUs", (), None)
-    reason: Exception | None = None
-    memory: DeviceMemory | None = None
-    try:
-        memory = DeviceMemory(shared, table, export)
-        memory.grow(1)
-    except (RuntimeError, MemoryError) as error:
-        reason = error
-    board.meet(signature)
-    try:
-        if memory is not None and reason is None:
-            for rank in board.members:
-                memory.open(rank, 0)
-    except (RuntimeError, ValueError) as error:
-        reason = error
-    able = board.meet(signature, int(reason is None))
-    if all(able):
-        return memory
-    if able.index(0) == board.me:
-        print(
-            f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
-            f"share GPU memory: {reason}",
-            file=sys.stderr,
-        )
-    if memory is not None:
-        memory.opened.clear()
-    board.meet(signature)  # when all have closed the others' chunks, these may be freed
-    return None

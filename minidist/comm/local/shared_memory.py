@@ -10,9 +10,11 @@ ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share a
 import mmap
 import os
 import resource
+import select
 import tempfile
 import threading
 import weakref
+from contextlib import suppress
 
 import numpy as np
 
@@ -22,6 +24,7 @@ REGION = 1 << 34  # bytes of addresses per rank; less where `ulimit` allows less
 KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
 NOWHERE = 0  # the offset of no array: the first line of a region is not used
 LINE = 64  # bytes of a cache line: where every array begins
+BLOCK = 1024  # bytes with which a rank takes part in a Board
 
 
 def create_file(size: int) -> int:
@@ -47,6 +50,27 @@ def size_class(nbytes: int) -> int:
     """Round up, by an eighth at most and to whole lines, so that freed places fit other arrays."""
     grain = max(LINE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-max(1, nbytes) // grain) * grain
+
+
+class Alarm:
+    """How sleeping ranks are woken: a pipe for each. A rank sleeps when it has spun too long."""
+
+    def __init__(self, reader: int, writers: list[int]):
+        self.reader, self.writers = reader, writers
+        for descriptor in (self.reader, *writers):
+            os.set_blocking(descriptor, False)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until another rank calls `wake`, for at most this time."""
+        poll = select.poll()  # not to be shared between threads
+        poll.register(self.reader, select.POLLIN)
+        if poll.poll(1000 * seconds):
+            with suppress(BlockingIOError):  # another thread of this rank has read it
+                os.read(self.reader, 4096)
+
+    def wake(self, rank: int) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full of calls, or it is dead
+            os.write(self.writers[rank], b"!")
 
 
 class SharedMemory:

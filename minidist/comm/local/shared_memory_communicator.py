@@ -1,33 +1,155 @@
 """A communicator for arrays of one machine: ranks read and write each other's memory.
 
-When ranks meet, each publishes the place of its array in shared memory, or that it has none, so
-that all choose the same path. If every array is in shared memory, it is reduced, or written to, in
-place. Otherwise all_reduce copies through stages, a little shared memory of each rank, and the
-other two are left to messages. Arrays of GPUs are reduced on the GPUs, in DeviceMemory, if all
-ranks come with one, and otherwise on the host. Letters: N ranks. Every path moves the same bytes
-(see Group), and gives the same bits.
+When ranks meet, on a Board, each publishes the place of its array in shared memory, or that it has
+none, so that all choose the same path. If every array is in shared memory, it is reduced, or
+written to, in place. Otherwise all_reduce copies through stages, a little shared memory of each
+rank, and the other two are left to messages. Arrays of GPUs are reduced on the GPUs, in
+DeviceMemory, if all ranks come with one, and otherwise on the host. Letters: N ranks. Every path
+moves the same bytes (see Group), and gives the same bits.
 """
 
+import sys
+import threading
 from collections.abc import Callable
 
 import numpy as np
 
 from minidist.backend import Array, on_device_of, on_gpu, to_device
 from minidist.comm.arguments import ufunc
-from minidist.comm.diagnosis import Signature, signature_of
-from minidist.comm.fabric import Communicator, NewGroup
-from minidist.comm.ledger import Ledger
-from minidist.comm.local.board import Board
-from minidist.comm.local.device_memory import DEVICE, DeviceMemory, share_device_memory
-from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.shared_memory import NOWHERE, SharedMemory
+from minidist.comm.communicator import Communicator, Ledger, NewGroup
+from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
+from minidist.comm.fabric import Fabric
+from minidist.comm.local.device_memory import DEVICE, DeviceMemory
+from minidist.comm.local.limits import GIVE_WAY
+from minidist.comm.local.shared_memory import BLOCK, NOWHERE, SharedMemory
 from minidist.pieces import split_ends
+
+ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
+TEXT, TEXT_BYTES = 64, (BLOCK - 64) // 2  # for people, when ranks disagree; twice as well
+
+
+class Board:
+    """The blocks of a group's ranks, one per member, at these offsets of the shared memory.
+
+    What a rank shows has two places, used in turn: a fast rank may already show its next call while
+    a slow one still reads the one before.
+
+    me       this rank's number in the group
+    members  the ranks' numbers in the world
+    blocks   where each member's block begins; they are zeros at first, or from an earlier run
+    block    this rank's own, as an array: its memory is not reused while a thread has this board
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        me: int,
+        members: list[int],
+        blocks: list[int],
+        block: np.ndarray,
+    ):
+        self.members, self.me, self.block, self.run = members, me, block, fabric.run
+        self.alarm, self.mailbox, self.spins = fabric.alarm, fabric.mailbox, fabric.mailbox.spins
+        shared = memoryview(fabric.memory.map)
+        self.bytes = [shared[start : start + BLOCK] for start in blocks]
+        self.words = [block.cast("Q") for block in self.bytes]
+        self.mine = self.words[self.me]
+        self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
+        del self.others[self.me]
+        self.step, self.meetings = self.run << 32, 0
+        self.lock = threading.Lock()
+
+    def meet(self, signature: Signature, offset: int = 0) -> list[int]:
+        """Wait for all ranks. The signature must be the same on all of them.
+
+        Return the offset that each rank has shown. Raise CollectiveMismatch, on every rank, if the
+        signatures differ.
+        """
+        self.mailbox.check_open(self.run)
+        self.meetings += 1
+        side = self.meetings % 2
+        self.mine[FINGERPRINT + side] = signature.fingerprint
+        self.mine[OFFSET + side] = offset
+        self.barrier(signature.text)
+        if any(words[FINGERPRINT + side] != signature.fingerprint for words, _ in self.others):
+            self._explain(signature, side)
+        return [words[OFFSET + side] for words in self.words]
+
+    def barrier(self, operation: str) -> None:
+        """Return when every rank has called this."""
+        if not self.others:
+            return
+        self.mailbox.enter(self.run)
+        self.step += 1
+        self._fence()
+        self.mine[ARRIVED] = self.step
+        self._fence()  # else each might miss the other: we its sleep, it our arrival
+        for words, rank in self.others:
+            if words[SLEEPS]:
+                assert self.alarm is not None  # who has none polls
+                self.alarm.wake(rank)
+        for _ in range(self.spins):
+            if self._all_have_come():
+                break
+            GIVE_WAY()  # a rank that this one waits for may need this core
+        else:
+            self._sleep(operation)
+        self._fence()
+        self.mailbox.check_open(self.run)  # else the blocks may be another run's by now
+
+    def _fence(self) -> None:
+        """Order all memory accesses before this call before all that follow, on any processor."""
+        for _ in range(2):
+            self.lock.acquire()  # `with` would take twice as long
+            self.lock.release()
+
+    def _all_have_come(self) -> bool:
+        for words, _ in self.others:
+            if words[ARRIVED] < self.step:
+                return False
+        return True
+
+    def missing(self) -> list[int]:
+        return [rank for words, rank in self.others if words[ARRIVED] < self.step]
+
+    def _sleep(self, operation: str) -> None:
+        def ready():
+            return not self.missing() or self.mailbox.is_over(self.run)
+
+        with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
+            if self.mailbox.pace is not None and self.mailbox.pace.wait_until(ready):
+                return
+            assert self.alarm is not None
+            self.mine[SLEEPS] = 1
+            self._fence()
+            while not ready():
+                self.alarm.sleep(0.01)  # a call may be lost between the check and the sleep
+            self.mine[SLEEPS] = 0
+
+    def _explain(self, signature: Signature, side: int) -> None:
+        """Exchange in words what was called, and where; then raise."""
+        start = TEXT + side * TEXT_BYTES
+        text = self._fitting(signature, f" at {call_site()}")
+        self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
+        self.barrier("collectives that do not match")
+        shown = [bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)) for block in self.bytes]
+        raise mismatch(self.members, [text.decode(errors="replace") for text in shown])
+
+    def _fitting(self, signature: Signature, site: str) -> bytes:
+        """Return what was called and where. What does not fit is cut, and its digest shown."""
+        text = signature.text.encode()
+        if len(text) + len(site.encode()) > TEXT_BYTES:
+            site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"
+            room = TEXT_BYTES - len(site.encode())
+            text = text[:room].decode(errors="ignore").encode()
+        return text + site.encode()
+
 
 Memory = SharedMemory | DeviceMemory
 
 
 class SharedMemoryCommunicator:
-    """A Communicator (see fabric.py) of shared memory, and a board on which its ranks meet.
+    """A Communicator (see communicator.py) of shared memory, and a board on which its ranks meet.
 
     memory  of the host;  device_memory  of the GPUs, or None
     """
@@ -43,7 +165,7 @@ class SharedMemoryCommunicator:
 
     @classmethod
     def connect(
-        cls, fabric: MailboxFabric, new: NewGroup, parent: Communicator | None
+        cls, fabric: Fabric, new: NewGroup, parent: Communicator | None
     ) -> "SharedMemoryCommunicator | None":
         """Return a communicator of these ranks, each with a block of its own for their board."""
         memory, members = fabric.memory, new.members
@@ -56,8 +178,7 @@ class SharedMemoryCommunicator:
             if own is None:
                 return None
             block, blocks = own, [places[parent.members.index(rank)] for rank in members]
-        me = members.index(fabric.rank)
-        board = Board(fabric.wiring, fabric.run, me, members, blocks, block)
+        board = Board(fabric, members.index(fabric.rank), members, blocks, block)
         if parent is None and fabric.table is not None and len(members) > 1:
             table, fabric.table = fabric.table, None
             fabric.device_memory = share_device_memory(memory, table, fabric.own_process, board)
@@ -220,3 +341,40 @@ def reduce_slices(
             combine(total, other, out=total)
         for copy in copies:
             copy[...] = total
+
+
+def share_device_memory(
+    shared: SharedMemory, table: np.ndarray, export: bool, board: Board
+) -> DeviceMemory | None:
+    """Return memory on this rank's GPU that all ranks can open; no rank gets any if one cannot.
+
+    All ranks call this, once. The first rank that cannot prints the reason.
+    """
+    signature = signature_of("open the memory of all GPUs", (), None)
+    reason: Exception | None = None
+    memory: DeviceMemory | None = None
+    try:
+        memory = DeviceMemory(shared, table, export)
+        memory.grow(1)
+    except (RuntimeError, MemoryError) as error:
+        reason = error
+    board.meet(signature)
+    try:
+        if memory is not None and reason is None:
+            for rank in board.members:
+                memory.open(rank, 0)
+    except (RuntimeError, ValueError) as error:
+        reason = error
+    able = board.meet(signature, int(reason is None))
+    if all(able):
+        return memory
+    if able.index(0) == board.me:
+        print(
+            f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
+            f"share GPU memory: {reason}",
+            file=sys.stderr,
+        )
+    if memory is not None:
+        memory.opened.clear()
+    board.meet(signature)  # when all have closed the others' chunks, these may be freed
+    return None

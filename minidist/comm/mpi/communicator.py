@@ -12,35 +12,71 @@ order: they round so coarsely that no bound for another order is worth promising
 """
 
 import math
+import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidist.backend import Array, is_half, on_device_of, to_host
+from minidist.comm.communicator import BY_FORMULA, Ledger, NewGroup, order_shows
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
-from minidist.comm.fabric import NewGroup, order_shows
-from minidist.comm.ledger import BY_FORMULA, Ledger
+from minidist.comm.fabric import Fabric
 from minidist.comm.local.limits import GIVE_WAY
 from minidist.comm.mpi.library import load
-from minidist.comm.mpi.messages import ABANDONED
-from minidist.comm.mpi.polling import Polling
 from minidist.pieces import split_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from minidist.comm.local.mailbox_fabric import MailboxFabric
 
+SPINS = 300  # how often a rank checks for the others, and yields its core, before it pauses
+LONGEST_PAUSE = 0.001  # seconds
 ALL_BITS = (1 << 64) - 1
 MOMENT = 0.2  # seconds in which ranks that have met come to know of it
 MOST = 1 << 31  # elements: an MPI may count them in 32 bits
+# Transfers that a failed run has left under way. MPI cannot end all of them, and may still write
+# to their memory, so both are kept until the process ends.
+ABANDONED: list[Any] = []
+
+
+class Pause:
+    """Pauses between two checks: a tenth of the time since the last event.
+
+    So a short wait ends soon after its event, and a long one leaves the core to others.
+    """
+
+    def __init__(self):
+        self.begin = time.monotonic()
+
+    def __call__(self, longest: float = LONGEST_PAUSE) -> None:
+        time.sleep(min((time.monotonic() - self.begin) / 10, longest))
+
+
+class Polling:
+    """How threads of this rank wait; see `Pace` in mailbox.py.
+
+    stopped_everywhere  set when no rank starts anything more in the present run
+    """
+
+    def __init__(self):
+        self.stopped_everywhere = threading.Event()
+
+    def offer(self) -> None:
+        """No other rank has to go first."""
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        pause = Pause()
+        while not condition():
+            pause()
+        return True
 
 
 class MpiCommunicator:
-    """A Communicator (see fabric.py) of MPI's collectives.
+    """A Communicator (see communicator.py) of MPI's collectives.
 
     To meet, a rank gives its fingerprint and the complement of it. Their maxima over all ranks are
     complements of each other only where the fingerprints are equal.
@@ -51,9 +87,9 @@ class MpiCommunicator:
 
     library = None
 
-    def __init__(self, fabric: "MailboxFabric", new: NewGroup, comm: "MPI.Comm", polling: Polling):
+    def __init__(self, fabric: Fabric, new: NewGroup, comm: "MPI.Comm", polling: Polling):
         self.fabric, self.mailbox = fabric, fabric.mailbox
-        self.run, self.spins = fabric.run, fabric.wiring.spins
+        self.run, self.spins = fabric.run, fabric.mailbox.spins
         self.members, self.splits, self.comm = new.members, new.splits, comm
         self.me, self.size = comm.rank, comm.size
         self.polling, self.stopped_everywhere = polling, polling.stopped_everywhere

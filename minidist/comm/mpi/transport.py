@@ -16,6 +16,7 @@ another rank may be missing: all poll, first often, then seldom. Polling also mo
 that others wait for, since MPI moves them only while it is called.
 """
 
+import math
 import os
 import pickle
 import sys
@@ -30,21 +31,48 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from minidist.comm.diagnosis import SILENCE, Snapshot, Snapshots, without_arrived
-from minidist.comm.fabric import Connect
-from minidist.comm.local import by_value
+from minidist.comm.fabric import Connect, Stopped
 from minidist.comm.local.limits import limit_blas, refuse_interleaving
-from minidist.comm.local.mailbox import Stopped
-from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.report import Report, execute, pack, unpack
-from minidist.comm.mpi.clocks import seconds_behind_first
-from minidist.comm.mpi.fabric import MpiRank, hosts_of
+from minidist.comm.local.worker import Report, dumps, execute, pack, unpack
+from minidist.comm.mpi.communicator import ABANDONED, Pause
 from minidist.comm.mpi.library import check_world, load, wait_for_all
-from minidist.comm.mpi.messages import ABANDONED
-from minidist.comm.mpi.polling import Pause
+from minidist.comm.mpi.rank import MpiRank, hosts_of
 from minidist.errors import CommError
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
     from mpi4py.MPI import Request
+
+ROUNDS = 10
+
+
+def seconds_behind_first(
+    comm: "MPI.Comm", hosts: list[int], clock: Callable[[], float] = time.monotonic
+) -> list[float]:
+    """Return the seconds to add to each process's clock to get process 0's time; all call this.
+
+    A process asks process 0 for its time. The answer was true at some moment between the question
+    and its arrival, so half of that interval bounds the error; the shortest of several intervals is
+    taken (Cristian 1989, "Probabilistic clock synchronization").
+
+    hosts  the number of each process's host; those on the host of process 0 share its clock
+    clock  returns seconds
+    """
+    mine = 0.0
+    for process in [p for p in range(comm.size) if hosts[p] != hosts[0]]:
+        shortest = math.inf
+        for _ in range(ROUNDS if comm.rank in (0, process) else 0):
+            if comm.rank == 0:
+                comm.recv(source=process)
+                comm.send(clock(), process)
+                continue
+            asked = clock()
+            comm.send(None, 0)
+            answer, came = comm.recv(source=0), clock()
+            if came - asked < shortest:
+                shortest, mine = came - asked, answer - (asked + came) / 2
+    return comm.allgather(mine)
+
 
 BUSY = 0.0005  # seconds: the longest pause of the control while something of it is under way
 IDLE = 0.01  # seconds: otherwise, when the rank's thread should have MPI for itself
@@ -73,7 +101,7 @@ class MpiRanks:
         size: int,
         device: str,
         interleaving: int | None = None,
-        connect: "Connect[MailboxFabric] | None" = None,
+        connect: "Connect | None" = None,
         subset: bool = False,
         over: Callable | None = None,
     ):
@@ -293,7 +321,7 @@ def _packed_error(error: BaseException) -> bytes:
     for found in (error, CommError(f"process 0 was stopped by {error!r}")):
         for cause in (error.__cause__, None):
             with suppress(Exception):
-                packed = by_value.dumps((None, found, cause))
+                packed = dumps((None, found, cause))
                 pickle.loads(packed)
                 return packed
     raise AssertionError("an error of minidist's own cannot be serialised")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from minidist.comm.ledger import BY_FORMULA
+from minidist.comm.communicator import BY_FORMULA
 from minidist.verify.causes import cause_of, rerun
 from minidist.verify.causes.finding import Finding
 from minidist.verify.causes.gradients import cause, right_from

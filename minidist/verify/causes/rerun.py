@@ -20,7 +20,7 @@ from types import FrameType
 import cloudpickle
 
 from minidist.comm import Cluster
-from minidist.comm.local import by_value
+from minidist.comm.local import worker as by_value
 from minidist.errors import CommError
 from minidist.mistakes.overlay import PACKAGE, reference
 from minidist.mistakes.planted import planted

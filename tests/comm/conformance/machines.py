@@ -9,9 +9,8 @@ import pytest
 from minidist import Cluster
 from minidist.backend import why_no_gpu
 from minidist.comm.cluster import TRANSPORTS
-from minidist.comm.fabric import Connect
-from minidist.comm.local.message_communicator import MessageCommunicator
-from minidist.comm.nccl.library import check_ranks
+from minidist.comm.fabric import Connect, MessageCommunicator
+from minidist.comm.nccl import check_ranks
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 
-from minidist.comm.local import by_value
+from minidist.comm.local import worker as by_value
 from minidist.errors import RankFailed
 
 SCRIPT = """
 import sys
-from minidist.comm.local import by_value
+from minidist.comm.local import worker as by_value
 
 def outer(n):
     def inner(divisor):

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.comm.local.mailbox import Mailbox
+from minidist.comm.communicator import Key
+from minidist.comm.fabric import Mailbox
 from minidist.comm.local.ring_buffer import (
     CAPACITY,
     HEADS,
@@ -23,7 +24,6 @@ from minidist.comm.local.ring_buffer import (
     RingBufferWriter,
 )
 from minidist.comm.local.shared_memory import SharedMemory
-from minidist.comm.message import Key
 from minidist.errors import Deadlock
 from tests.strategies import seeds
 

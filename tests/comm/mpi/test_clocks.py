@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 
-from minidist.comm.mpi.clocks import seconds_behind_first
+from minidist.comm.mpi.transport import seconds_behind_first
 
 
 class Wire:

@@ -19,11 +19,11 @@ import pytest
 from minidist import Cluster
 from minidist.backend import on_gpu, to_device, to_host
 from minidist.comm import cluster as cluster_module
-from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.process_transport import ProcessRanks
+from minidist.comm import nccl
+from minidist.comm import nccl as nccl_communicator
+from minidist.comm.fabric import Fabric
+from minidist.comm.local.processes import ProcessRanks
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
-from minidist.comm.nccl import communicator as nccl_communicator
-from minidist.comm.nccl import library as nccl
 from minidist.errors import CollectiveMismatch, Deadlock, RankFailed
 from tests.comm import conformance
 from tests.comm.conformance.inputs import DTYPES, KINDS, mine, same, total
@@ -427,7 +427,7 @@ def test_an_abort_ends_a_thread_that_waits_for_the_kernel_of_a_rank_that_is_gone
             time.sleep(0.2)
             assert threads[0].is_alive()
             fabric = SimpleNamespace(opened={(): comms[0]})
-            MailboxFabric.free_groups(fabric, failed=True)
+            Fabric.free_groups(fabric, failed=True)
         for thread in threads:
             thread.join(5)
             assert not thread.is_alive()

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from minidist.comm.nccl import library as ours
+from minidist.comm import nccl as ours
 
 pytestmark = pytest.mark.gpu
 F8, SUM, MAX = 8, 0, 2  # ncclFloat64; ncclSum, ncclMax
@@ -201,7 +201,7 @@ def test_what_would_hang_is_an_error_of_all_ranks_and_shows_their_calls(library,
 
 
 def test_messages_that_group_allows_would_hang_if_they_were_nccls(library):
-    """The program in nccl/communicator.py."""
+    """The program in nccl.py."""
     calls = [["send", 1], ["send", 2]], [["send", 2], ["recv", 0]], [["recv", 0], ["recv", 1]]
 
     def program(rank):

@@ -9,9 +9,8 @@ from unittest import mock
 
 import numpy as np
 
-from minidist.comm import collectives
+from minidist.comm import collectives, fabric
 from minidist.comm.diagnosis import call_site
-from minidist.comm.local import mailbox
 from minidist.course.labs.ranks import each_rank, refused
 
 
@@ -48,7 +47,7 @@ def line_of_the_algorithm():
 
 def shows_waits():
     """Let a deadlock show the lines of collectives.py that wait."""
-    return mock.patch.object(mailbox, "call_site", line_of_the_algorithm)
+    return mock.patch.object(fabric, "call_site", line_of_the_algorithm)
 
 
 @each_rank("arrays", len, shows_waits)

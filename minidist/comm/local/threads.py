@@ -6,28 +6,84 @@ communication.
 
 `hosts` names a host for each rank, to simulate several: all_reduce by "hierarchical" then sends and
 counts what it would send between such hosts. Nothing else changes: all ranks share memory.
+
+In an interleaving one rank runs at a time; whenever it is about to communicate, a seeded generator
+draws who goes on, among those that can. So a race appears again when its seed is used again, and
+hypothesis can search for the smallest program that has it. (Threads that a worker starts itself are
+not held to turns.)
 """
 
 import mmap
 import os
 import queue
+import random
 import threading
 from collections.abc import Callable, Hashable, Sequence
 
 import cloudpickle
 
 from minidist.backend import synchronize
+from minidist.comm.communicator import Key, Message
 from minidist.comm.diagnosis import Snapshots
-from minidist.comm.fabric import Connect
-from minidist.comm.local.interleaving import Interleaving, Turns
+from minidist.comm.fabric import Connect, Fabric, Mailbox, Place, Stopped, numbered
 from minidist.comm.local.limits import check_size, limit_blas
-from minidist.comm.local.mailbox import Mailbox, Stopped
-from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.report import Report, execute
-from minidist.comm.local.shared_memory import SharedMemory, create_file
+from minidist.comm.local.shared_memory import Alarm, SharedMemory, create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
-from minidist.comm.local.wiring import Alarm, Place, Wiring, numbered
-from minidist.comm.message import Key, Message
+from minidist.comm.local.worker import Report, execute
+
+
+class Interleaving:
+    """Whose turn it is, for `size` ranks; each waits for its turn in a thread of its own."""
+
+    def __init__(self, size: int, seed: int | str):
+        self.random, self.changed = random.Random(seed), threading.Condition()
+        self.can_go: dict[int, Callable[[], bool]] = {}  # ranks that are there and wait for a turn
+        self.size, self.left = size, set[int]()
+        self.running: int | None = None
+
+    def _draw(self) -> None:
+        """Give the turn to a rank that can go; to none before all are there, or if none can."""
+        if self.running is None and len(self.can_go) + len(self.left) == self.size:
+            able = [rank for rank in sorted(self.can_go) if self.can_go[rank]()]
+            if able:
+                self.running = self.random.choice(able)
+                self.changed.notify_all()
+
+    def wait_until(self, rank: int, condition: Callable[[], bool]) -> None:
+        """Hand the turn on; return when it is this rank's again, and `condition` holds."""
+        with self.changed:
+            self.running = None if self.running == rank else self.running
+            self.can_go[rank] = condition
+            self._draw()
+            while self.running != rank:
+                self.changed.wait(0.05)  # a thread without turns may have made a condition true
+                self._draw()
+            del self.can_go[rank]
+
+    def leave(self, rank: int) -> None:
+        """Take no more turns: the worker has ended."""
+        with self.changed:
+            self.left.add(rank)
+            self.running = None if self.running == rank else self.running
+            self._draw()
+
+
+class Turns:
+    """One rank's part of an Interleaving; other threads than its worker's take no turns."""
+
+    def __init__(self, interleaving: Interleaving, rank: int):
+        self.interleaving, self.rank, self.thread = interleaving, rank, threading.get_ident()
+
+    def offer(self) -> None:
+        """Let another rank go first, perhaps."""
+        self.wait_until(lambda: True)
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for the condition and for a turn; False, at once, if this thread takes no turns."""
+        if threading.get_ident() != self.thread:
+            return False
+        self.interleaving.wait_until(self.rank, condition)
+        return True
 
 
 class ThreadRanks:
@@ -36,7 +92,7 @@ class ThreadRanks:
         size: int,
         device: str,
         interleaving: int | None = None,
-        connect: Connect[MailboxFabric] = SharedMemoryCommunicator.connect,
+        connect: Connect = SharedMemoryCommunicator.connect,
         hosts: Sequence[Hashable] | None = None,
     ):
         check_size(size, "thread")
@@ -51,16 +107,13 @@ class ThreadRanks:
         writers = [writer for _, writer in self.pipes]
         mailboxes = [Mailbox() for _ in range(size)]
         self.fabrics = [
-            MailboxFabric(
+            Fabric(
                 Place(rank, size, device, numbers, connect),
-                Wiring(
-                    mailboxes[rank],
-                    SharedMemory(shared, rank, size),
-                    Alarm(self.pipes[rank][0], writers),
-                    _deliver_from(rank, mailboxes),
-                    spins=0,
-                    own_process=False,
-                ),
+                mailboxes[rank],
+                SharedMemory(shared, rank, size),
+                Alarm(self.pipes[rank][0], writers),
+                _deliver_from(rank, mailboxes),
+                own_process=False,
             )
             for rank in range(size)
         ]
@@ -80,7 +133,7 @@ class ThreadRanks:
         for thread in self.threads:
             thread.start()
 
-    def _serve(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
+    def _serve(self, fabric: Fabric, run: int, logged: bool, payload: bytes) -> None:
         if self.turns is not None:
             fabric.mailbox.pace = Turns(self.turns, fabric.rank)
             fabric.mailbox.pace.offer()

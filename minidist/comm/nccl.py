@@ -1,17 +1,18 @@
-"""A communicator of NCCL: what ranks call is compared on the host, and arrays go from GPU to GPU.
+"""NCCL, between ranks with a GPU each: what they call is compared on the host; GPUs move arrays.
+
+    minidist.run(worker, 4, transport="nccl", device="gpu")    4 processes, on 4 GPUs of a machine
+    minidist.run(worker, 8, transport="mpi-nccl", device="gpu")    what mpiexec has started
 
 A kernel of NCCL that one rank does not start never ends on the others. So the ranks first meet on
 the host, as they do without NCCL. When all have come, and agree, they start the kernel on the
 current stream, and do not wait for it. All must choose the same path for an array. So the choice
 depends on what they compare (dtype, shape, operation) and not on where the array is: an array on
 the host is copied to the GPU, and its result back. The communicator on which the ranks meet does
-what NCCL cannot reduce.
+what NCCL cannot reduce, and 16-bit floats, as under MPI.
 
-Nobody sees how many bytes NCCL moves for a reduction: see ledger.py. It adds in an order of its
-own, which gives the same bits on every rank. Where another order has other bits, `Fabric.reordered`
-says so. 16-bit floats are reduced without it, in rank order, as under MPI. Kernels of two groups
-may run at once, as with buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple
-NCCL communicators concurrently").
+NCCL does not report how many bytes a reduction moves: see Ledger. It adds in an order of its own,
+which gives the same bits on every rank. Kernels of two groups may run at once, as with buckets;
+then a GPU needs room for both (NCCL's user guide, "Using multiple NCCL communicators").
 
 NCCL does not move the messages of `Group.send`. Its send is a kernel, too: it ends when the
 receiver runs its recv, and a communicator runs one kernel after the other. So this program, which
@@ -21,29 +22,165 @@ receiver runs its recv, and a communicator runs one kernel after the other. So t
     rank 2   recv from 0, recv from 1
 
 A communicator for each ordered pair would break the circle, but there are N (N - 1) pairs, and
-their kernels must all fit on a GPU at once. So messages pass through the host, which costs a copy
-from one GPU and a copy to the other. In a collective all ranks have met, and each knows all that
-it sends and receives: `transfer` starts that as one group, in which nothing waits for its turn.
+their kernels must all fit on a GPU at once. So messages pass through the host. In a collective all
+ranks have met, and each knows all that it sends and receives: `transfer` starts that as one group,
+in which nothing waits for its turn.
+
+Sources: NCCL's user guide; CuPy's `cupy_backends/cuda/libs/nccl.pyx`, whose methods take addresses,
+counts and the numbers of types, operations and streams. CuPy's wheels do not contain NCCL.
 """
 
 import pickle
-from collections.abc import Callable
-from functools import partial, wraps
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial, wraps
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.backend import Array, device_module, on_device_of, on_gpu, to_device
+from minidist.backend import Array, device_module, gpus, on_device_of, on_gpu, to_device
+from minidist.comm.communicator import BY_FORMULA, Communicator, Key, NewGroup, Staged, order_shows
 from minidist.comm.diagnosis import Signature
-from minidist.comm.fabric import Communicator, Connect, NewGroup, order_shows
-from minidist.comm.ledger import BY_FORMULA
-from minidist.comm.message import Key, Staged
-from minidist.comm.nccl import library as nccl
+from minidist.comm.fabric import Connect
+from minidist.errors import WrongInput
 from minidist.pieces import split_sizes
 
 if TYPE_CHECKING:
-    from minidist.comm.local.mailbox_fabric import MailboxFabric
+    from cupy.cuda import Device
+    from cupy.cuda.nccl import NcclCommunicator
+
+    from minidist.comm.fabric import Fabric
+
+REDUCTIONS = {  # by kind of dtype: what NCCL does as NumPy does it
+    "i": ("sum", "prod", "max", "min"),
+    "u": ("sum", "prod", "max", "min"),
+    "f": ("sum", "prod"),  # its maximum ignores NaN, as fmax of C does
+    "c": ("sum",),  # by parts
+}
+REMEDY = "use transport='process', whose ranks may share a GPU and its memory (CUDA IPC)"
+
+
+@cache
+def load() -> ModuleType:
+    """Return cupy.cuda.nccl; ValueError, with the remedy, if the library is missing."""
+    device_module("gpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns where we raise
+        from cupy.cuda import nccl
+    if not nccl.available:
+        raise WrongInput(
+            "transport='nccl' needs the NCCL library: pip install nvidia-nccl-cu12; "
+            "or use transport='process'"
+        )
+    return nccl
+
+
+def check_device(device: str, transport: str) -> None:
+    """Raise ValueError, with the remedy, unless arrays are on GPUs, and there is NCCL."""
+    if device == "cpu":
+        raise WrongInput(
+            f"transport {transport!r} moves arrays from GPU to GPU; give device 'gpu', or use "
+            "transport 'process'"
+        )
+    load()
+
+
+def room(device: str) -> int:
+    """Return how many ranks of this machine can have a GPU each on "gpu" or "gpu:N"."""
+    return gpus() if device == "gpu" else 1
+
+
+def check_ranks(size: int, device: str) -> None:
+    """Raise ValueError, with the remedy, unless `size` ranks of this machine have a GPU each."""
+    check_device(device, "nccl")
+    if size > (count := room(device)):
+        raise WrongInput(
+            f"NCCL has one rank per GPU, and {size} ranks would share {count} GPU"
+            f"{'s' if count > 1 else ''}: use no more ranks than that, or {REMEDY}"
+        )
+
+
+# One rank per GPU.
+
+
+def address_of(gpu: "Device") -> int:
+    """Return the address of a GPU on the PCI bus; NCCL tells GPUs apart by it, too.
+
+    0000:3B:00.0 is 0x3b000.
+    """
+    return int(re.sub("[:.]", "", gpu.pci_bus_id), 16)
+
+
+def check_gpus(addresses: list[int], hosts: list[int]) -> None:
+    """Raise ValueError if two ranks have the same GPU of the same host."""
+    first: dict[tuple[int, int], int] = {}
+    for rank, where in enumerate(zip(hosts, addresses, strict=True)):
+        if (other := first.setdefault(where, rank)) != rank:
+            raise WrongInput(
+                f"ranks {other} and {rank} are on one GPU, {where[1]:#x} on the PCI bus of host "
+                f"{where[0]}, and NCCL has one rank per GPU: give each rank another one, or "
+                f"{REMEDY}"
+            )
+
+
+# What NCCL can do.
+
+
+@cache
+def types() -> dict[str, tuple[int, int]]:
+    """Return {name of a dtype: (how many of NCCL's type are one element, that type)}.
+
+    NCCL has no truth values, and no integers of 16 bits. Floats of 16 bits it has: their sums
+    depend so much on NCCL's order that they are done in rank order, without it.
+    """
+    nccl = load()
+    named = "int8 uint8 int32 uint32 int64 uint64 float32 float64".split()
+    found = {name: (1, getattr(nccl, f"NCCL_{name.upper()}")) for name in named}
+    return found | {"complex64": (2, nccl.NCCL_FLOAT32), "complex128": (2, nccl.NCCL_FLOAT64)}
+
+
+def reduction(dtype: np.dtype, op: str) -> tuple[int, int, int] | None:
+    """Return how many of NCCL's type are one element, that type, and NCCL's operation.
+
+    None where NCCL does not do what NumPy does.
+    """
+    if dtype.name not in types() or op not in REDUCTIONS[dtype.kind]:
+        return None
+    return *types()[dtype.name], getattr(load(), f"NCCL_{op.upper()}")
+
+
+@contextmanager
+def grouped() -> Iterator[None]:
+    """Let NCCL start together all that this thread calls in the context (NCCL: "Group Calls")."""
+    load().groupStart()
+    try:
+        yield
+    finally:
+        load().groupEnd()
+
+
+# Joining.
+
+
+def join(fabric: "Fabric", members: list[int], splits: tuple[int, ...]) -> "NcclCommunicator":
+    """Return NCCL's communicator of these ranks, all of which call this.
+
+    The first of them makes a unique id, which the others get in a message. (`commSplit`, which
+    needs none, is not in CuPy 13.)
+    """
+    nccl, key = load(), Key(fabric.run, splits, "nccl", 0)
+    first, *others = members
+    if fabric.rank == first:
+        unique = nccl.get_unique_id()  # bytes, or, in CuPy 13, a tuple of numbers
+        for rank in others:
+            fabric.send(rank, key, np.frombuffer(pickle.dumps(unique), np.uint8))
+    else:
+        unique = pickle.loads(fabric.recv([first], key, "the start of NCCL")[1])
+    return nccl.NcclCommunicator(len(members), unique, members.index(fabric.rank))
 
 
 def on_its_gpu(operation: Callable) -> Callable:
@@ -58,14 +195,14 @@ def on_its_gpu(operation: Callable) -> Callable:
 
 
 class NcclCommunicator:
-    """A Communicator (see fabric.py) of NCCL's collectives, over another one.
+    """A Communicator (see communicator.py) of NCCL's collectives, over another one.
 
     below  the communicator on which the ranks meet
     gpu    the rank's, a cupy.cuda.Device
     comm   NCCL's; the first collective that needs it makes it, which takes time and memory
     """
 
-    def __init__(self, fabric: "MailboxFabric", new: NewGroup, below: Communicator, gpu: Any):
+    def __init__(self, fabric: "Fabric", new: NewGroup, below: Communicator, gpu: Any):
         self.fabric, self.members, self.splits = fabric, new.members, new.splits
         self.below, self.gpu = below, gpu
         self.me, self.size = self.members.index(fabric.rank), len(self.members)
@@ -90,7 +227,7 @@ class NcclCommunicator:
     def _join(self) -> None:
         """Make NCCL's communicator if the group needs it for the first time."""
         if self.comm is None:
-            self.comm = nccl.join(self.fabric, self.members, self.splits)
+            self.comm = join(self.fabric, self.members, self.splits)
             self.fabric.opened[self.splits] = self.comm
 
     # Moving arrays. All ranks must come to the same decisions here. What may fail is done before
@@ -98,7 +235,7 @@ class NcclCommunicator:
 
     @on_its_gpu
     def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> Array | None:
-        found = nccl.reduction(x.dtype, op)
+        found = reduction(x.dtype, op)
         if found is None or self.size == 1:
             return self.below.all_reduce(call, x, op, out)
         parts, *kinds = found
@@ -116,7 +253,7 @@ class NcclCommunicator:
 
     @on_its_gpu
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
-        found = nccl.reduction(x.dtype, op)
+        found = reduction(x.dtype, op)
         if found is None or self.size == 1:
             return self.below.reduce_scatter(call, x, ends, op)
         parts, *kinds = found
@@ -127,7 +264,7 @@ class NcclCommunicator:
         if len({len(piece) for piece in pieces}) == 1:
             self._start("reduceScatter", [source, result], result.size * parts, *kinds)
         else:
-            with nccl.grouped():
+            with grouped():
                 for root, piece in enumerate(pieces):
                     target = result if root == self.me else None
                     self._start("reduce", [piece, target], piece.size * parts, *kinds, root)
@@ -142,11 +279,11 @@ class NcclCommunicator:
         whole = _on_gpu(out)
         self._meet(call)
         pieces = [whole[start:stop] for start, stop in pairwise(ends)]
-        mine, kind = pieces[self.me], nccl.load().NCCL_UINT8  # bytes, whatever the dtype
+        mine, kind = pieces[self.me], load().NCCL_UINT8  # bytes, whatever the dtype
         if len({len(piece) for piece in pieces}) == 1:
             self._start("allGather", [mine, whole], mine.nbytes, kind)
         else:
-            with nccl.grouped():
+            with grouped():
                 for root, piece in enumerate(pieces):
                     self._start("broadcast", [piece, piece], piece.nbytes, kind, root)
         self._count("all_gather", (self.size - 1) * mine.nbytes)
@@ -176,11 +313,11 @@ class NcclCommunicator:
             message = partial(self.fabric.recv, [self.members[source]], key, operation)
             by_nccl, *kind = pickle.loads(message()[1])
             found[source] = device_module("gpu").empty(*kind) if by_nccl else message()[1]
-        with nccl.grouped():
+        with grouped():
             for method, arrays in (("send", given), ("recv", found)):
                 for rank, x in arrays.items():
                     if on_gpu(x):
-                        self._start(method, [x], x.nbytes, nccl.load().NCCL_UINT8, rank)
+                        self._start(method, [x], x.nbytes, load().NCCL_UINT8, rank)
         return found
 
     def _start(self, operation: str, places: list[Array | None], count: int, *more: int) -> None:
@@ -199,8 +336,8 @@ class NcclCommunicator:
 
 
 def connect(
-    below: "Connect[MailboxFabric]",
-    fabric: "MailboxFabric",
+    below: Connect,
+    fabric: "Fabric",
     new: NewGroup,
     parent: Communicator | None,
 ) -> NcclCommunicator | None:
@@ -212,7 +349,7 @@ def connect(
         under = below(fabric, new, None)
         assert under is not None  # all ranks are in the first group
         gpu = device_module("gpu").cuda.Device()  # the one that this thread uses
-        nccl.check_gpus(under.exchange(nccl.address_of(gpu)), fabric.hosts)
+        check_gpus(under.exchange(address_of(gpu)), fabric.hosts)
     else:
         assert isinstance(parent, NcclCommunicator)
         under = below(fabric, new, parent.below)
