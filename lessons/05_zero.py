@@ -89,7 +89,7 @@ def library(group, stage, dtype="float32", shards=None, block=None):
         zero.step(optimizer)
     sent = sum(part.ledger.total for part in zero.groups) // STEPS
     moments = sum(array.nbytes for arrays in optimizer.state for array in arrays)
-    return zero.state(), zero.peak + moments, sent, zero.copies.ledger.total // STEPS
+    return zero.state(), zero.peak + moments, sent, zero.between.ledger.total // STEPS
 
 
 model = nn.MLP(WIDTHS, dtype="float64")

@@ -21,7 +21,7 @@ Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters 
 
 cp: context_parallel/, ep: expert_parallel/ have their papers. The loss is divided by the targets
 that count in the whole batch, so no sum needs a factor. What ranks have copies of is updated on
-each of them, or in shards: ZeRO (data_parallel/copies.py, sharded_layers.py).
+each of them, or in shards: ZeRO (data_parallel/zero.py).
 """
 
 from dataclasses import replace
@@ -33,9 +33,9 @@ from minidist import hybrid_checks, nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
 from minidist.context_parallel import Cut, axes_of, columns, context_parallel, zigzag
-from minidist.data_parallel.copies import Runs
-from minidist.data_parallel.sharded_layers import ShardedLayers, copies_of
+from minidist.data_parallel.zero import Runs, ShardedLayers, copies_of
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.expert_parallel import expert_parameters, keep_own_experts
 from minidist.nn.flat_parameters import flat_slices
 from minidist.pipeline_parallel import Pipeline
@@ -117,7 +117,6 @@ class Hybrid:
         hybrid_checks.check_whole_backward(self.pipeline.programs, zero)
         runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
-        self.pipeline.batches.shards = self.parameters()
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
@@ -164,7 +163,13 @@ class Hybrid:
 
         The parameters must not have a gradient before. Every rank gets tokens [B, T] of the batch.
         """
-        hybrid_checks.check_no_gradient(self.parameters(), self.pipeline.batches)
+        if self.pipeline.batches.broken:
+            self.copies.drop()
+        elif any(p.grad is not None for p in self.parameters()):
+            raise WrongInput(
+                "the gradients of the last batch are sums over ranks, and would be summed again; "
+                "call zero_grad() first, or pass both batches at once, as micro_batches="
+            )
         mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
         held = self.positions(batch.inputs.shape[1], self.cp.size)[self.cp.rank]
         if not held.whole:
@@ -172,8 +177,7 @@ class Hybrid:
             mine = replace(mine, inputs=x, targets=y, positions=held)
         loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
         if isinstance(self.copies, ShardedLayers):  # no sum has been beside the pipeline
-            self.copies.flush()
-            self.sum_gradients(self.pipeline.model.layers)
+            self.copies.end_backward(last=True)
         sum_loads(self.pipeline.model, self.replicas)
         return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 

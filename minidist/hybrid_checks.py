@@ -4,10 +4,9 @@ from numbers import Integral
 
 from minidist import nn
 from minidist.comm import Mesh
-from minidist.data_parallel.zero_checks import tied_between_layers
+from minidist.data_parallel.zero import tied_between_layers
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, BackwardInput
-from minidist.trainer import WholeBatches
 
 
 def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> None:
@@ -86,13 +85,4 @@ def check_whole_backward(programs: list[list[Action]], zero: int) -> None:
         raise WrongInput(
             f"zero={zero} sums a layer's gradient when backward leaves the layer, and this "
             "schedule computes it later; use zero=1, or 1f1b, gpipe, interleaved or looped_bfs"
-        )
-
-
-def check_no_gradient(parameters: list[nn.Parameter], batches: WholeBatches) -> None:
-    """Raise ValueError if there is a gradient of another batch, which will not be dropped."""
-    if not batches.broken and any(p.grad is not None for p in parameters):
-        raise WrongInput(
-            "the gradients of the last batch are sums over ranks, and would be summed again; "
-            "call zero_grad() first, or pass both batches at once, as micro_batches="
         )

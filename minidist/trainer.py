@@ -81,12 +81,13 @@ class Trainer(Protocol):
 class WholeBatches:
     """Whether the gradient is of whole batches: one that an error has ended leaves nothing behind.
 
-    model, shards  what has gradients; they are dropped before the next batch
-    sends          whether stages send each other what only the rest of the batch receives
+    model   what has gradients; they are dropped before the next batch
+    sends   whether stages send each other what only the rest of the batch receives
+    broken  whether an error has ended the last batch, or one has begun
     """
 
-    def __init__(self, model: Module, shards: Sequence[Tensor] = (), sends: bool = False):
-        self.model, self.shards, self.sends, self.broken = model, shards, sends, False
+    def __init__(self, model: Module, sends: bool = False):
+        self.model, self.sends, self.broken = model, sends, False
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -98,8 +99,6 @@ class WholeBatches:
             )
         if self.broken:
             self.model.zero_grad()
-            for p in self.shards:
-                p.grad = None
         self.broken = True
         yield
         self.broken = False  # an error does not come here

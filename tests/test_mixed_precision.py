@@ -16,7 +16,7 @@ from minidist.autograd.losses import scaled
 from minidist.backend import widen
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
-from minidist.data_parallel.zero_memory import bytes_of
+from minidist.data_parallel.zero_layers import bytes_of
 from minidist.datasets import Batch, Text, shard
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
@@ -193,7 +193,7 @@ def test_a_parameter_takes_2_2_and_12_bytes_or_4_for_a_float32_gradient(
             optimizer.step()
         homes = [layer.flat for layer in model.layers]
         homes += [s.part for s in share.shards] if stage else []
-        places = share.memory.places if stage else []
+        places = share.copies.buffers if stage else []
         return {
             "parameters": bytes_of([*(home.vector for home in homes), *places[1:]]),
             "gradients": bytes_of([*(home.gradient for home in homes), *places[:1]]),

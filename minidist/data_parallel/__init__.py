@@ -4,8 +4,7 @@ Every rank holds the whole model: read `naive.py`, then `replicated.py`, which t
 `bucketed.py`; where the examples of a batch depend on each other, `sync_batch_norm.py`; where a
 part of the sum is left out or comes later, `compression.py`, `power_sgd.py`, `local_sgd.py`,
 `streaming_diloco.py`. Every rank keeps a different part of the model: `zero.py`, with
-`layer_shard.py` and `zero_layers.py`; between hosts with a slow network, `hierarchical_zero.py` and
-`quantized_gather.py`; on a mesh, `copies.py` and `sharded_layers.py`. Some ranks keep the weights
-for all others: `parameter_server.py`, then `server_plan.py` (what they agree on) and
-`sparse_update.py`.
+`zero_layers.py`; between hosts with a slow network, `hierarchical_zero.py` and
+`quantized_gather.py`. Some ranks keep the weights for all others: `parameter_server.py`, then
+`server_plan.py` (what they agree on) and `sparse_update.py`.
 """

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from numbers import Integral
 
 from minidist.comm import Group
-from minidist.data_parallel.layer_shard import LayerShard
+from minidist.data_parallel.zero_layers import LayerShard
 from minidist.errors import WrongInput
 from minidist.replicas import sum_gradients
 

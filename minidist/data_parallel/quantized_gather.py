@@ -16,8 +16,7 @@ from numbers import Integral
 
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
-from minidist.data_parallel.layer_shard import LayerShard
-from minidist.data_parallel.zero_layers import Gather, gather_whole
+from minidist.data_parallel.zero_layers import Gather, LayerShard, gather_whole
 from minidist.errors import check_number
 from minidist.pieces import split_sizes
 

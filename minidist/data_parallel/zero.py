@@ -19,27 +19,340 @@ much as one all_reduce.
               then writes its gradient into the same memory.
     stage 3   A layer's weights are gathered just before they are used, in forward and again in
               backward, into two buffers in turn: one is filled while the other is used.
+
+Below are the stages, `Copies` (0), `ShardedCopies` (1) and `ShardedLayers` (2, 3), for whatever
+ranks have copies of: a whole model (`Zero`), or stages, parts and experts on a mesh (`Hybrid`). The
+parts of a layer, and what gathers them, are in zero_layers.py.
 """
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import host_copy
+from minidist.backend import Array, host_copy
 from minidist.comm import Group
-from minidist.data_parallel import zero_checks
 from minidist.data_parallel.hierarchical_zero import sum_copies, two_levels
-from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, load_shards, unlocked
 from minidist.data_parallel.quantized_gather import gather_in
-from minidist.data_parallel.zero_layers import Gatherer, ZeroLayer
-from minidist.data_parallel.zero_memory import ZeroMemory
+from minidist.data_parallel.zero_layers import (
+    Gatherer,
+    LayerShard,
+    ZeroLayer,
+    as_vector,
+    bytes_of,
+    load_shards,
+    shared_buffers,
+    unlocked,
+)
 from minidist.datasets import Batch
-from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.errors import WrongInput
+from minidist.nn.flat_parameters import (
+    FlatParameters,
+    FlatSlice,
+    check_flat,
+    flat_slices,
+    strays,
+)
 from minidist.nn.module import cast_state
-from minidist.replicas import check_replicas, check_same_state
-from minidist.trainer import AnyOptimizer, WholeBatches, loss_of
+from minidist.replicas import check_balance, check_replicas, load_own, shapes_of, summed_ranks
+from minidist.trainer import AnyOptimizer, WholeBatches, loss_of, update
 
-ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
+Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
+
+
+class Copies:
+    """Stage 0: every rank keeps the whole sum and updates all that it holds."""
+
+    def __init__(self, runs: Runs, parameters: list[nn.Parameter]):
+        self.runs, self.held = runs, parameters
+        self.groups: list[Group] = []
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what this rank's optimizer updates."""
+        return self.held
+
+    def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
+        """Sum over the ranks what is in these flat vectors' gradients."""
+        for run, group in self.runs:
+            if run.home not in vectors:
+                continue
+            ranks = {p: summed_ranks(p, group) for p in run.parts}
+            group.all_reduce(run.gradient, out=run.gradient, label="copies")
+            for p, over in ranks.items():
+                p.grad = p.grad_buffer
+                p.note_sum(over)
+
+    def counted_here(self, parameters: list[nn.Parameter]) -> list[Array]:
+        """Return the parts of these gradients that this rank counts, so that each counts once."""
+        firsts = {p for run, group in self.runs if group.rank == 0 for p in run.parts}
+        return [p.grad for p in parameters if p in firsts]
+
+    def drop(self) -> None:
+        """Drop what is left of a batch that an error has ended, but for the gradients in `held`."""
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank updates, and give all ranks the new weights."""
+        optimizer.step()
+
+    def gradients(self) -> dict[str, Array]:
+        """Return the sums by name, of all that this rank holds."""
+        return {p.name: p.grad for run, _ in self.runs for p in run.parts}
+
+    def weights(self) -> dict[str, Array]:
+        """Return by name the weights that the parameters do not have now: none."""
+        return {}
+
+    def load(self, model: nn.Module, state: dict[str, np.ndarray]) -> None:
+        model.load_state(state)
+
+
+class ShardedCopies:
+    """Stage 1: every rank keeps a part of the sum, updates it, and gets the others' new weights.
+
+    shards   how many neighbours among those with copies share one; None: all (hierarchical_zero.py)
+    groups   those that it made
+    between  {ranks that share a copy: those that have this rank's shard of the other copies}
+    buffers  what layers share: the gradient's, two for weights (shared_buffers); here none
+    """
+
+    stage = 1
+    buffers: Sequence[Array] = ()
+
+    def __init__(self, runs: Runs, parameters: list[nn.Parameter], shards: int | None = None):
+        every = dict.fromkeys(group for _, group in runs)
+        levels = {} if shards is None else {group: two_levels(group, shards) for group in every}
+        self.groups = [level for both in levels.values() for level in both]
+        self.between = dict(levels.values())
+        self.shards, self.held = [], parameters
+        for run, group in runs:
+            first = next(iter(run.parts))  # ranks of a group have the same runs, in any number
+            inside, _ = levels.get(group, (group, None))
+            self.shards.append(LayerShard(run, f"shard from {first.name} on", inside))
+            self.keep(self.shards[-1])
+
+    def keep(self, shard: LayerShard) -> None:
+        """Let a shard be elements of the whole vectors, which this rank keeps."""
+        shard.part.bind(shard.run.data[shard.own], shard.run.gradient[shard.own])
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what this rank's optimizer updates."""
+        return [s.parameter for s in self.shards]
+
+    def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
+        """Add its part of the sum to each shard of these vectors; drop the whole gradients."""
+        these = [s for s in self.shards if s.whole in vectors]
+        self.scatter(these)
+        self.sum_copies(these)
+
+    def end_backward(self, last: bool) -> None:
+        """End the backward of a micro-batch: whole gradients add up until the last one."""
+        if last:
+            self.sum_gradients({s.whole for s in self.shards})
+
+    def scatter(self, shards: list[LayerShard]) -> None:
+        """Add its part of the sum over the ranks that share a copy to each shard."""
+        for flat in dict.fromkeys(s.whole for s in shards):
+            flat.collect_gradients()
+        for s in shards:
+            piece = s.group.reduce_scatter(s.run.gradient, label=s.parameter.name)
+            s.parameter.accumulate(piece)
+            for p in s.run.parts:
+                p.grad = None
+
+    def sum_copies(self, shards: list[LayerShard]) -> None:
+        """Add up the shards' gradients over the ranks with other copies, if there are any."""
+        for s in shards:
+            if s.group in self.between:
+                sum_copies([s], self.between[s.group])
+
+    def counted_here(self, parameters: list[nn.Parameter]) -> list[Array]:
+        """Return the parts of these gradients that this rank counts, so that each counts once."""
+        pieces, counted = [], set(parameters)
+        for s, grad in zip(self.shards, self.summed(), strict=True):
+            first = s.group not in self.between or self.between[s.group].rank == 0
+            for p, part in s.run.parts.items():
+                if first and p in counted:
+                    start, stop = (max(0, end - s.own.start) for end in (part.start, part.stop))
+                    pieces.append(grad[start:stop])
+        return pieces
+
+    def drop(self) -> None:
+        for s in self.shards:
+            s.parameter.grad = None
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update this rank's shards; give every rank the new weights."""
+        with unlocked(self.shards, self.held, optimizer):
+            self.update_shards(optimizer)
+
+    def update_shards(self, optimizer: AnyOptimizer) -> None:
+        """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
+        self.summed()  # or an error
+        optimizer.step()
+        if self.stage < 3:
+            for s in self.shards:
+                s.group.all_gather(s.parameter.data, out=s.run.data, label=s.parameter.name)
+
+    def gradients(self) -> dict[str, Array]:
+        """Return the sums by name, of all that this rank holds; they are gathered for it."""
+        return self.gathered(self.summed())
+
+    def weights(self) -> dict[str, Array]:
+        """Return by name the weights that the parameters do not have now, gathered."""
+        return {} if self.stage < 3 else self.gathered([s.parameter.data for s in self.shards])
+
+    def load(self, model: nn.Module, state: dict[str, np.ndarray]) -> None:
+        """Copy arrays by name into the parameters and, where these are apart, into the shards."""
+        named = model.named_parameters()
+        load_shards(self.shards, named, cast_state(named, state))
+
+    def gathered(self, arrays: list[Array]) -> dict[str, Array]:
+        """Return by name what the ranks hold in these arrays, one for each shard."""
+        named: dict[str, Array] = {}
+        for s, mine in zip(self.shards, arrays, strict=True):
+            run = s.group.all_gather(mine, label=s.parameter.name)
+            named |= {p.name: run[part].reshape(p.shape) for p, part in s.run.parts.items()}
+        return named
+
+    def summed(self) -> list[Array]:
+        """Return the shards' gradients; ValueError if one has none yet."""
+        grads = [s.parameter.grad for s in self.shards if s.parameter.grad is not None]
+        if len(grads) < len(self.shards):
+            raise WrongInput(
+                "no gradient has been summed; call backward of the Zero or Hybrid first"
+            )
+        return grads
+
+
+class ShardedLayers(ShardedCopies):
+    """Stages 2 and 3: a rank keeps its shard of gradients, and of weights; a layer's come and go.
+
+    Forward and backward of several micro-batches, and of several chunks of layers, come in any
+    order, the same on all ranks that share copies; so may two passes in one loss:
+
+        gradient   all layers write theirs into one buffer. So the layer that has it is summed
+                   before the next one begins its backward, of whatever pass, and at the end
+        weights    stage 3 gathers a layer's before each of its passes, into two buffers in turn.
+                   What a forward pass keeps of them is a view: right again when backward has
+                   gathered them
+
+    chunks    the layers of each of this rank's chunks, which are wrapped in place
+    block     in stage 3: how many weights share a scale, see `Zero`
+    buffered  the layer whose gradient is in the buffer, or None
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        parameters: list[nn.Parameter],
+        chunks: list[list[nn.Module]],
+        stage: int,
+        shards: int | None = None,
+        block: int | None = None,
+    ):
+        self.stage = stage
+        self.buffered: int | None = None
+        flats = [layer.home for layers in chunks for layer in layers]
+        self.buffers = shared_buffers(flats, stage)
+        super().__init__(runs, parameters, shards)
+        self.of_layer = [[s for s in self.shards if s.whole is flat] for flat in flats]
+        self.gatherer: Gatherer | None = None
+        if stage == 3 and self.shards:
+            apart = {group: group.split(0) for group in dict.fromkeys(s.group for s in self.shards)}
+            self.groups += apart.values()
+            self.gatherer = Gatherer(self.of_layer, apart, gather_in(block))
+            self.leave_to_shards(flats)
+        self.chunk_of: list[range] = []  # of each layer: the numbers of its chunk's
+        for layers in chunks:
+            own = range(len(self.chunk_of), len(self.chunk_of) + len(layers))
+            self.chunk_of += [own] * len(own)
+            hooks = self.before_forward, self.before_backward
+            layers[:] = [ZeroLayer(x, k, *hooks) for k, x in zip(own, layers, strict=True)]
+
+    def keep(self, shard: LayerShard) -> None:
+        """Let a shard have its own gradient, and in stage 3 its own weights."""
+        if self.stage == 2:
+            shard.part.bind(shard.run.data[shard.own])
+
+    def leave_to_shards(self, flats: list[FlatParameters]) -> None:
+        """Let all layers share two buffers for their weights: neighbours use them in turn."""
+        for k, flat in enumerate(flats):
+            flat.bind(as_vector(self.buffers[1 + k % 2], flat.vector))
+            for p in flat.parameters:
+                p.elsewhere = (
+                    "each rank keeps its shard of it; use zero.state() and zero.load_state(state), "
+                    "or hybrid.state() and hybrid.load_state(state)"
+                )
+
+    def before_forward(self, k: int) -> None:
+        self.need(k, k + 1)
+
+    def before_backward(self, k: int) -> None:
+        self.flush()
+        self.buffered = k
+        self.need(k, k - 1)
+
+    def need(self, k: int, then: int) -> None:
+        """Wait for layer k's weights; begin to gather those of layer `then`, if it is k's chunk's.
+
+        Which chunk comes next, the layers do not know.
+        """
+        if self.gatherer is not None:
+            self.gatherer.need(k, then if then in self.chunk_of[k] else -1)
+
+    def flush(self) -> None:
+        """Scatter the gradient that is in the buffer: the same order on all ranks of a stage."""
+        if self.buffered is not None:
+            self.scatter(self.of_layer[self.buffered])
+            self.buffered = None
+
+    def end_backward(self, last: bool) -> None:
+        """Scatter the first layer's gradient; end a batch with zeros for what no pass has used."""
+        self.flush()
+        if last:
+            self.scatter([s for s in self.shards if s.parameter.grad is None])
+            self.sum_copies(self.shards)
+
+    def drop(self) -> None:
+        super().drop()
+        self.buffered = None
+
+    def update_shards(self, optimizer: AnyOptimizer) -> None:
+        self.forget()
+        super().update_shards(optimizer)
+
+    def load(self, model: nn.Module, state: dict[str, np.ndarray]) -> None:
+        self.forget()
+        super().load(model, state)
+
+    def forget(self) -> None:
+        """Wait for weights that are gathered early, which an update or a load makes old."""
+        if self.gatherer is not None:
+            self.gatherer.wait()
+
+    def summed(self) -> list[Array]:
+        if self.buffered is not None:
+            raise WrongInput("loss.backward() does not shard gradients; use zero.accumulate(loss)")
+        return super().summed()
+
+
+def copies_of(
+    stage: int,
+    runs: Runs,
+    parameters: list[nn.Parameter],
+    chunks: list[list[nn.Module]],
+    shards: int | None = None,
+    block: int | None = None,
+) -> Copies | ShardedCopies:
+    """Return what sums and updates what other ranks have copies of, by ZeRO's stage; 0: none."""
+    if stage == 0:
+        return Copies(runs, parameters)
+    if stage == 1:
+        return ShardedCopies(runs, parameters, shards)
+    return ShardedLayers(runs, parameters, chunks, stage, shards, block)
 
 
 class Zero:
@@ -62,7 +375,9 @@ class Zero:
             whether the ranks first compare their weights (see check_same_weights)
     micro_batches
             of each rank's share of a batch, for `backward`
-    groups  all groups that it communicates through, each with a ledger
+    groups  all groups that it communicates through, each with a ledger; `inside` a copy and
+            `between` copies are two of them
+    peak    the most bytes of weights and gradients alive at once, whole and in shards
     """
 
     def __init__(
@@ -75,50 +390,27 @@ class Zero:
         micro_batches: int = 1,
         block: int | None = None,
     ):
-        tied = zero_checks.tied_between_layers(model)
-        zero_checks.check_stage(model, stage, tied, block)
+        tied = tied_between_layers(model)
+        check_stage(model, stage, tied, block)
         self.check_group = check_replicas(model, group, check_weights, micro_batches=micro_batches)
-        self.model, self.stage, self.m = model, stage, micro_batches
+        self.model, self.m, self.shapes = model, micro_batches, shapes_of(model)
         self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
-        self.place = group.rank, group.size
-        self.shard_group, self.copies = two_levels(group, shards)
-        self.groups = [self.shard_group, self.copies]
-        self.next: int | None = None  # layer to reduce next, from the last one down: in backward
-        flats = zero_checks.flat_vectors(model)
-        self.memory = ZeroMemory(flats, stage)
-        self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
-        self.batches = WholeBatches(model, self.parameters())
-        self.gatherer = None
-        if stage == 3:
-            apart = {self.shard_group: self.shard_group.split(0)}
-            self.gatherer = Gatherer([[s] for s in self.shards], apart, gather_in(block))
-            self.groups += apart.values()
+        self.place, self.peak = (group.rank, group.size), 0
+        runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
+        k = group.size if shards is None else shards
+        self.copies = copies_of(
+            stage, [(run, group) for run in runs], model.parameters(), [model.layers], k, block
+        )
+        self.shards, self.groups = self.copies.shards, self.copies.groups
+        self.inside, self.between, *_ = self.groups
+        self.batches = WholeBatches(model)
         if stage > 1:
             for p in tied:
                 p.grad_buffer = None  # complete only when the first of its layers is
-            assert isinstance(model, nn.Sequential)  # or check_stage has refused it
-            hooks = self._before_forward, self._before_backward
-            model.sequence[:] = [ZeroLayer(x, k, *hooks) for k, x in enumerate(model.layers)]
-
-    def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
-        """Return this rank's part of layer k; release what is not kept whole."""
-        shard = LayerShard(FlatSlice(flat, 0, flat.size), f"shard of layer {k}", self.shard_group)
-        flat.locked = ONLY_STEP
-        for p in flat.parameters:
-            p.spread = shard.parameter.spread
-        if self.stage == 1:
-            shard.part.bind(flat.vector[shard.own], flat.gradient[shard.own])
-        elif self.stage == 2:
-            shard.part.bind(flat.vector[shard.own])
-        else:
-            flat.bind(self.memory.weights_of(k, flat))
-            for p in flat.parameters:
-                p.elsewhere = ELSEWHERE
-        return shard
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates: its shard of every layer."""
-        return [s.parameter for s in self.shards]
+        return self.copies.parameters()
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.model.named_parameters()
@@ -130,55 +422,44 @@ class Zero:
             loss = loss_of(self.model, part)
             self.accumulate(loss, last=i == self.m)
             total += loss.item()
-        return float(self.copies.all_reduce(self.shard_group.all_reduce(np.array(total))))
+        return float(self.between.all_reduce(self.inside.all_reduce(np.array(total))))
 
     def accumulate(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
-        loss  the loss of one pass through the model
         last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then,
               and copies of the shards are summed then; after an error begin the step again
         """
-        zero_checks.check_not_reduced(self.model, self.shards, self.stage, self.place[1])
+        if self.batches.broken:
+            self.copies.drop()
+        check_flat(self.model.parameters(), [s.whole for s in self.shards])
+        check_balance(self.model, self.place[1])
+        if self.copies.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
+            raise WrongInput(
+                "this step's gradient is reduced already; "
+                "pass last=False for all micro-batches but the last"
+            )
         with self.batches.batch():
-            self.next = len(self.shards) - 1
             loss.backward()
-            self._sample()
-            if last or self.stage > 1:
-                self.reduce_above(-1)
-            if last:
-                sum_copies(self.shards, self.copies)
-            self.next = None
+            self.sample_memory()
+            self.copies.end_backward(last)
 
-    def _before_forward(self, k: int) -> None:
-        if self.gatherer is not None:
-            self.gatherer.need(k, then=k + 1)
-
-    def _before_backward(self, k: int) -> None:
-        zero_checks.check_order(k, self.next)
-        self._sample()
-        self.reduce_above(k)
-        if self.gatherer is not None:
-            self.gatherer.need(k, then=k - 1)
-
-    def reduce_above(self, k: int) -> None:
-        """Reduce the layers after layer k, last one first: the same order on all ranks."""
-        assert self.next is not None
-        for number in range(self.next, k, -1):
-            s, label = self.shards[number], f"gradient of layer {number}"
-            for p, place in zip(s.whole.parameters, s.whole.views(s.whole.gradient), strict=True):
-                if p.grad is None or p.grad is not p.grad_buffer:  # unused, or tied
-                    place[...] = 0 if p.grad is None else p.grad
-                p.grad = None
-            piece = self.shard_group.reduce_scatter(s.whole.gradient, label=label)
-            s.parameter.accumulate(piece)
-        self.next = min(self.next, k)
+    def sample_memory(self) -> None:
+        """Record how many bytes of weights and gradients are alive; count shared ones once."""
+        homes = [home for s in self.shards for home in (s.whole, s.part)]
+        alive = [array for home in homes for array in (home.vector, home.gradient)]
+        alive += [p.grad for p in self.model.parameters() if p.grad is not None]
+        self.peak = max(self.peak, bytes_of([*alive, *self.copies.buffers]))
 
     def sum_squares(self, own: float) -> float:
         """Add up the squares of all shards; pass this to Optimizer.clip_global_norm."""
-        zero_checks.check_not_split(self.split)
-        zero_checks.check_reduced(self.shards)
-        return float(self.shard_group.all_reduce(np.array(own)))
+        if self.split:
+            raise WrongInput(
+                f"{self.split[0]} is split over other ranks too, and zero.sum_squares adds up over "
+                "the shards only; use ZeRO on a whole model, or do not clip"
+            )
+        self.copies.summed()  # or an error
+        return float(self.inside.all_reduce(np.array(own)))
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's shards; give every rank the new weights.
@@ -186,47 +467,46 @@ class Zero:
         optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
         """
         self.batches.check()
-        with unlocked(self.shards, self.model.parameters(), optimizer):
-            self.update_shards(optimizer)
-
-    def update_shards(self, optimizer: AnyOptimizer) -> None:
-        """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
-        zero_checks.check_reduced(self.shards)
-        if self.gatherer is not None:
-            self.gatherer.wait()  # weights that were gathered early are old after the update
-        optimizer.step()
-        optimizer.zero_grad()
-        if self.stage < 3:
-            for k, s in enumerate(self.shards):
-                s.group.all_gather(s.parameter.data, out=s.whole.vector, label=f"layer {k}")
+        update(optimizer, self.model, partial(self.copies.step, optimizer))
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of all weights by name, on every rank and on the host."""
-        if self.stage < 3:
-            return self.model.state()
-        result = {name: p.data for name, p in self.model.named_parameters().items()}
-        for k, s in enumerate(self.shards):
-            whole = s.whole.views(self.shard_group.all_gather(s.parameter.data, label=f"layer {k}"))
-            result |= {p.name: w for p, w in zip(s.whole.parameters, whole, strict=True)}
-        return {name: host_copy(array) for name, array in result.items()}
+        held = {name: p.data for name, p in self.named_parameters().items()}
+        return {name: host_copy(array) for name, array in (held | self.copies.weights()).items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy global arrays by name, the same on every rank, into all weights.
 
         The optimizer's state does not change. The errors are the same as in `Module.load_state`.
         """
-        named = self.model.named_parameters()
-        new = cast_state(named, state)
-        if self.check_group is not None:
-            check_same_state(state, self.check_group)
-        if self.gatherer is not None:
-            self.gatherer.wait()  # weights that were gathered early are old after the load
-        load_shards(self.shards, named, new)
+        load_own(self.model, state, self.shapes, self.check_group, self.copies.load)
 
-    def _sample(self) -> None:
-        self.memory.sample(self.model.parameters(), self.shards)
 
-    @property
-    def peak(self) -> int:
-        """The most bytes of weights and gradients, whole and in shards: see zero_memory.py."""
-        return self.memory.peak
+def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that several layers use."""
+    users = Counter(p for layer in model.layers for p in layer.parameters())
+    return [p for p, layers in users.items() if layers > 1]
+
+
+def flat_vectors(model: nn.Module) -> list[FlatParameters]:
+    """Return each layer's flat vector, laid anew if it is not of what trains now."""
+    if strays(model.parameters(), [layer.home for layer in model.layers]):
+        model.flatten()
+    return [layer.home for layer in model.layers]
+
+
+def check_stage(
+    model: nn.Module, stage: int, tied: list[nn.Parameter], block: int | None = None
+) -> None:
+    """Raise ValueError unless the model can be cut so."""
+    if stage not in (1, 2, 3):
+        raise WrongInput(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
+    if stage > 1 and not isinstance(model, nn.Sequential):
+        raise WrongInput(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
+    if stage < 3 and block is not None:
+        raise WrongInput(f"stage {stage} gathers no weights in a pass to quantize; use stage 3")
+    if stage == 3 and tied:
+        raise WrongInput(
+            f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
+            "of one layer at a time; use a model that is not tied, or stage 2"
+        )

@@ -120,11 +120,12 @@ class FlatParameters:
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
-        for p in self.parameters:
+        for p, at in zip(self.parameters, self.offsets, strict=True):
             if p.home is not self:
                 raise moved(p.name)  # updates would be lost
-            if p.grad is not p.grad_buffer:
-                p.grad_buffer[...] = 0 if p.grad is None else p.grad
+            if p.grad is None or p.grad is not p.grad_buffer:  # which a tied one may not have
+                place = self.gradient[at : at + p.size].reshape(p.shape)
+                place[...] = 0 if p.grad is None else p.grad
 
     def to(self, device: str) -> None:
         """Move vector and gradient to a device; keep the gradients so far."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn, optim
-from minidist.data_parallel.copies import Copies, ShardedCopies
+from minidist.data_parallel.zero import Copies, ShardedCopies
 from minidist.nn.flat_parameters import FlatSlice, flat_slices
 from minidist.replicas import squares
 from tests.strategies import arrays, seeds

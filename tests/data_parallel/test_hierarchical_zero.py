@@ -26,8 +26,8 @@ def sent(group, stage, shards, micro_batches):
         loss = nn.cross_entropy(model(arrays(2, SIZES[0])), np.zeros(2, int), 2)
         zero.accumulate(loss, last=i == micro_batches - 1)
     zero.step(optimizer)
-    inside = [part.ledger.total for part in zero.groups if part is not zero.copies]
-    return sum(inside), zero.copies.ledger.total
+    inside = [part.ledger.total for part in zero.groups if part is not zero.between]
+    return sum(inside), zero.between.ledger.total
 
 
 @pytest.mark.parametrize("stage, shards, m", list(product((1, 2, 3), (1, 2, 4), (1, 3))))

@@ -56,7 +56,7 @@ def gathered(group, block):
     zero = Zero(model, group, 3, block=block)
     seen = []
     for k, layer in enumerate(model.layers):
-        zero.gatherer.need(k, then=-1)
+        zero.copies.gatherer.need(k, then=-1)
         seen.append(layer.flat.vector.copy())
     return seen, zero.state()
 

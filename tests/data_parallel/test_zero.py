@@ -111,7 +111,7 @@ def test_buffers_are_where_the_model_is_whatever_the_ranks_device(
             zero.accumulate(nn.cross_entropy(model(x), mine % 3, reduction_size=6))
             optimizer.clip_global_norm(0.1, zero.sum_squares)
             zero.step(optimizer)
-        assert {on_gpu(place) for place in zero.memory.places} <= {device == "gpu"}
+        assert {on_gpu(place) for place in zero.copies.buffers} <= {device == "gpu"}
         zero.load_state(zero.state())
         return zero.state()
 
@@ -268,7 +268,7 @@ def test_a_step_without_a_reduced_gradient_is_refused(cluster):
         zero.step(optim.SGD(zero.parameters(), 0.1))
 
     for stage in STAGES:
-        refused(cluster, lambda g, s=stage: worker(g, s), "call zero.backward")
+        refused(cluster, lambda g, s=stage: worker(g, s), "no gradient has been summed")
 
 
 @each_stage
@@ -288,22 +288,39 @@ def test_a_step_of_an_optimizer_without_the_shards_changes_no_gradient(cluster, 
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_gradients_that_would_stay_whole_are_refused(cluster, stage):
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_step_with_gradients_that_have_stayed_whole_is_refused(cluster, stage, summed):
     def worker(group):
         model = nn.MLP([3, 4, 2])
-        Zero(model, group, stage)
+        zero = Zero(model, group, stage)
+        if summed:
+            zero.accumulate(loss_of(model))
         loss_of(model).backward()
+        zero.step(optim.SGD(zero.parameters(), 0.1))
 
     refused(cluster, worker, "use zero.accumulate")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_passes_in_one_loss_are_refused(cluster, stage):
-    def worker(group):
-        model = nn.MLP([3, 4, 2])
-        Zero(model, group, stage).accumulate(loss_of(model, passes=2))
+@each_stage
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_passes_in_one_loss_have_one_devices_gradient(cluster, stage, tied):
+    x, y = tokens(2)
 
-    refused(cluster, worker, "backward reached layer 1 again")
+    def loss(model):
+        return nn.cross_entropy(model(x) + 2.0 * model(x[::-1]), y)
+
+    def worker(group):
+        model = transformer(tied and stage < 3, dropout=0.0)
+        zero = Zero(model, group, stage)
+        zero.accumulate(loss(model))
+        zero.step(optim.SGD(zero.parameters(), 0.1))
+        return zero.state()
+
+    model = transformer(tied and stage < 3, dropout=0.0)
+    loss(model).backward()
+    want = {p.name: p.data - 0.1 * 2 * p.grad for p in model.parameters()}  # two ranks' sum
+    comparison = compare(cluster(2, "thread").run(worker), want)
+    assert comparison.ok, comparison
 
 
 # Failures leave nothing behind.
@@ -360,7 +377,7 @@ def test_a_failure_of_the_gathering_thread_is_the_ranks_failure(cluster):
     def worker(group):
         model = nn.MLP([3, 4, 4, 2])
         zero = Zero(model, group, 3)
-        zero.gatherer.shards[1] = None
+        zero.copies.gatherer.layers[1] = [None]
         zero.accumulate(loss_of(model))
 
     with pytest.raises(RankFailed, match="AttributeError"):

@@ -123,7 +123,7 @@ def test_stage_3_has_the_weights_of_two_layers_and_its_shards_alone(cluster):
             nn.Transformer(7, 12, 4, 4, 8, dtype="float64"), Mesh(group, dp=2, pp=1, tp=1), zero=3
         )
         layers = hybrid.pipeline.model.layers
-        with pytest.raises(ValueError, match="keeps its shard of it; use hybrid"):
+        with pytest.raises(ValueError, match=r"keeps its shard of it; use .*hybrid"):
             hybrid.pipeline.model.state()
         return len(layers), {address(layer.home.vector) for layer in layers}
 

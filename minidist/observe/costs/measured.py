@@ -9,7 +9,7 @@ planning/costs/; tests/observe/test_costs.py compares them, and lesson 20 draws 
 """
 
 from minidist.comm import Cluster, Group
-from minidist.data_parallel.zero_memory import bytes_of
+from minidist.data_parallel.zero_layers import bytes_of
 from minidist.planning.costs.cost import Cost
 from minidist.verify.equivalence import find
 from minidist.verify.strategies import Case

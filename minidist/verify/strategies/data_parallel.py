@@ -21,7 +21,7 @@ from minidist.verify.strategies.cases import (
     transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name, certified, no_change
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, certified, no_change
 from minidist.verify.strategies.record import ANY, LAYERS, Costs, Strategy
 
 
@@ -111,10 +111,8 @@ class Shards(Dealt):
         self.zero.step(self.optimizer)
 
     def result(self) -> Arrays:
-        found = super().result()  # zeros of what is frozen, and running statistics
-        for s in self.zero.shards:
-            found |= by_name(s.whole, self.zero.shard_group.all_gather(s.parameter.grad))
-        return found
+        unsummed = super().result()  # zeros of what is frozen, and running statistics
+        return unsummed | self.zero.copies.gradients()
 
     def kept(self) -> dict:
         return super().kept() | kept_by(self.zero)
@@ -123,7 +121,7 @@ class Shards(Dealt):
 def kept_by(share: zero.Zero) -> dict:
     """Return what ZeRO keeps from step to step, whole or cut: arguments of `Watch.holds`."""
     homes = [home for s in share.shards for home in (s.whole, s.part)]
-    gradients, weights = share.memory.places[:1], share.memory.places[1:]
+    gradients, weights = share.copies.buffers[:1], share.copies.buffers[1:]
     return {"homes": homes, "parameters": weights, "gradients": gradients}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group, Mesh
-from minidist.data_parallel.sharded_layers import ShardedLayers
+from minidist.data_parallel.zero import ShardedLayers
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import hybrid as costs
@@ -75,8 +75,8 @@ class OnMesh(Job):
         every = [*self.hybrid.named_parameters().values(), *self.parameters()]
         kept = super().kept() | {"homes": [p.home for p in every if p.home]}
         if isinstance(self.hybrid.copies, ShardedLayers):
-            places = self.hybrid.copies.memory.places
-            kept |= {"gradients": places[:1], "parameters": places[1:]}
+            buffers = self.hybrid.copies.buffers
+            kept |= {"gradients": buffers[:1], "parameters": buffers[1:]}
         return kept
 
 

@@ -146,20 +146,17 @@ def reduced_to_shards(group, sizes, seed, frozen, x, y, counts, micro_batches, s
         s.whole.gradient[...] = 1e6  # what lies there before is no gradient
     for i, mine in enumerate(slices(counts, micro_batches, group.rank)):
         last = i == micro_batches - 1
-        if counts[group.rank]:
+        if counts[group.rank] or stage == 2:
             loss = nn.cross_entropy(share.model(x[mine]), y[mine], reduction_size=len(x))
             share.accumulate(loss, last)
-        elif last or stage == 2:  # this rank has no gradient at all
-            share.next = len(share.shards) - 1
-            share.reduce_above(-1)
-            if last:
-                zero.sum_copies(share.shards, share.copies)
+        else:  # this rank has no gradient at all
+            share.copies.end_backward(last)
         if not last:
             for p in share.model.parameters():
                 p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
     whole = [p.name for p in share.model.parameters() if p.grad is not None]
     kept = {f"its part of layer {k}": s.parameter.grad for k, s in enumerate(share.shards)}
-    moved = share.shard_group.ledger.bytes["reduce_scatter"]
+    moved = share.inside.ledger.bytes["reduce_scatter"]
     return {**kept, "whole gradients kept": len(whole), "bytes of reduce_scatter": moved}
 
 
@@ -179,7 +176,7 @@ def updated(group, sizes, seed, stage, lr, momentum, size, steps, clip):
             s.parameter.accumulate(flat[s.own])
         norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
         share.step(optimizer)
-    moved = share.shard_group.ledger.bytes["all_gather"]
+    moved = share.inside.ledger.bytes["all_gather"]
     left = sum(s.parameter.grad is not None for s in share.shards)
     return {
         **share.state(),
@@ -198,16 +195,16 @@ def gathered(group, sizes, seed, x, size, order):
     """
 
     share = zero.Zero(build(sizes, seed).flatten(group.empty), group, 3)
-    (apart,) = share.gatherer.groups.values()
+    (apart,) = share.copies.gatherer.groups.values()
     ledger = apart.ledger
     with no_grad():
         answer = {"the output": share.model(x).data}
     answer["bytes of the forward pass"] = ledger.total
     for k, (layer, then) in enumerate(order):
-        share.gatherer.need(layer, then=then)
+        share.copies.gatherer.need(layer, then=then)
         called = f"after need({layer}, then={then})"
         answer[f"the weights {called}, call {k},"] = share.shards[layer].whole.vector.copy()
-        coming = share.gatherer.coming
+        coming = share.copies.gatherer.coming
         answer[f"the coming layer {called}, call {k},"] = -1 if coming is None else coming
-    share.gatherer.wait()
+    share.copies.gatherer.wait()
     return answer | {"bytes": ledger.total}

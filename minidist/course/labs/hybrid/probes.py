@@ -12,7 +12,7 @@ import numpy as np
 from minidist import Mesh, nn, optim
 from minidist.context_parallel import zigzag
 from minidist.course.labs.ranks import each_rank, refused
-from minidist.data_parallel.copies import Copies
+from minidist.data_parallel.zero import Copies
 from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
