@@ -7,6 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from minidist.errors import plural
 from minidist.pieces import split_ends
 
 NEAR = 1e-9
@@ -76,4 +77,28 @@ def of_bytes_moved(found, want, operation):
     for rank, (n, formula) in enumerate(zip(found, want, strict=True)):
         if n != formula:
             return f"{operation}: by the ledger rank {rank} sent {n} bytes, not {formula}"
+    return None
+
+
+def of_versions(used, should=None):
+    """Return which pass of an asynchronous pipeline used the wrong version of the weights.
+
+    used    per stage ("F" or "B", minibatch, version), as recorded
+    should  (stage, minibatch) -> version
+    """
+    for stage, passes in enumerate(used):
+        forward = {b: version for letter, b, version in passes if letter == "F"}
+        for letter, b, version in passes:
+            if letter == "B" and forward.get(b, version) != version:
+                return (
+                    f"stage {stage}, minibatch {b}: forward with version {forward[b]}, backward "
+                    f"with version {version}: the weights were not stashed"
+                )
+            if should is not None and version != (want := should(stage, b)):
+                off = abs(version - want)
+                old = "older" if version < want else "newer"
+                return (
+                    f"stage {stage}, minibatch {b}: {letter} with version {version}, by the "
+                    f"formula {want}: {plural(off, 'update')} {old} than it should be"
+                )
     return None

@@ -10,9 +10,10 @@ import pytest
 
 from minidist import nn
 from minidist.verify import strategies
-from minidist.verify.equivalence import check
-from minidist.verify.strategies.data_parallel import naive_worker
+from minidist.verify.equivalence import check, find, worker_of
 from tests.planted import mistaken, planted
+
+naive_worker = worker_of(find("naive"))
 
 
 def own_count_of_targets(group, case, **options):
@@ -37,7 +38,7 @@ def rows_with(monkeypatch, cluster):
 
     def rows(fault, size, name="naive"):
         sound = strategies.STRATEGIES[name]
-        worker = mistaken(fault, sound.worker) if isinstance(fault, str) else fault
+        worker = mistaken(fault, worker_of(sound)) if isinstance(fault, str) else fault
         monkeypatch.setitem(strategies.STRATEGIES, name, replace(sound, worker=worker))
         return [check(name, case, size, cluster(size)) for case in sound.cases(size)]
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
@@ -31,18 +31,17 @@ from minidist.mistakes.planted import planted
 from minidist.mistakes.register import Mistake, mistakes
 from minidist.pages import waits
 from minidist.verify import equivalence
-from minidist.verify.causes.diagnosis import diagnosis
-from minidist.verify.compare import BOUND, Comparison, by_parameter
-from minidist.verify.strategies import Case, Strategy, one_device
-from minidist.verify.strategies.cases import Outcome
-from minidist.verify.strategies.job import certified
+from minidist.verify.causes.reasons import UNKNOWN
+from minidist.verify.compare import Comparison, by_parameter
+from minidist.verify.outcomes import Outcome, of_job
+from minidist.verify.strategies import Case, Strategy
 
 FIRST: dict[str, str] = {}
 WORDS = "title", "seen", "symptom", "family", "diagnosis"
 LIMIT = 180.0  # seconds for a mistake
 LOST = "the process of these ranks has ended without an answer"
 HOME = PACKAGE.parent
-Right = dict[tuple[str, str, int], tuple[list, dict]]
+Right = dict[tuple[str, str, int], list]
 
 
 def chosen() -> dict[str, Mistake]:
@@ -62,7 +61,7 @@ def observed(group: Group, start: Callable, case: Case) -> tuple[Outcome, list[f
         return result
 
     watched = replace(case, loss=lambda *x, **more: noted(computed, case.loss(*x, **more)))
-    outcome = certified(start, group, watched, partial(noted, reported), **case.options)
+    outcome = of_job(start, group, watched, partial(noted, reported), **case.options)
     return outcome, computed or reported
 
 
@@ -73,38 +72,40 @@ def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, l
     return [outcome for outcome, _ in pairs], [losses for _, losses in pairs]
 
 
-def expected(entry: Strategy, case: Case, size: int, right: Right) -> tuple[list, dict]:
-    """Return every rank's losses, [] if two runs differ, and one device's gradients."""
+def expected(entry: Strategy, case: Case, size: int, right: Right) -> list:
+    """Return every rank's losses; [] if two runs differ."""
     key = entry.name, case.name, size
     if key not in right:
         (_, first), (_, again) = run(entry, case, size), run(entry, case, size)
-        right[key] = (first if same(first, again) else [], one_device(case))
+        right[key] = first if same(first, again) else []
     return right[key]
 
 
 def row_of(name: str, entry: Strategy, case: Case, size: int, right: Right, explain: bool) -> dict:
     """Return the row of a case; with the worst gradients and a cause if it is to explain."""
     row = {"strategy": entry.name, "case": case.name, "ranks": size, "error": ""}
-    losses, want = expected(entry, case, size, right)
+    losses = expected(entry, case, size, right)
     try:
         outcomes, own = run(entry, case, size, name)
     except CommError as error:
         return row | {"error": ended(error), "seen": ["it ends"]}
-    found, replayed = [outcome.gradients for outcome in outcomes], outcomes[0].reference
-    each = by_parameter(found, replayed or want, 0.0 if replayed else BOUND).values()
+    got, promise = (
+        [outcome.gradients for outcome in outcomes],
+        equivalence.promise_of(entry, case, outcomes),
+    )
+    each = by_parameter(got, promise.want, promise.bound).values()
     worst = sorted([one for one in each if not one.ok], key=lambda one: -one.error)
     moved, formula = sum(one.bytes for one in outcomes), entry.costs.bytes(case, size)
-    agree = all(one.ok for one in by_parameter(found, found[0]).values())
+    agree = all(one.ok for one in by_parameter(got, got[0]).values())
     loss = same(own, losses) if any(losses) else None
     checks = {"losses": loss is False, "gradients": worst, "ranks agree": not agree}
     checks["bytes"] = moved != formula
     row |= {"wrong": len(worst), "all": len(each), "agree": agree, "losses": loss}
     row |= {"bytes": [moved, formula], "seen": [check for check, red in checks.items() if red]}
     if worst and explain:
-        row["worst"] = [factor(one, found[one.rank], replayed or want) for one in worst[:8]]
-        with suppress(ValueError):  # a single example, with batch norm
-            words = diagnosis(entry, case, outcomes, moved == formula, False)
-            row["cause"] = "; ".join(words)
+        row["worst"] = [factor(one, got[one.rank], promise.want) for one in worst[:8]]
+        _, *words = equivalence.row(case, outcomes, promise, got)["detail"]
+        row["cause"] = "; ".join(each for each in words if each != UNKNOWN)
     return row
 
 

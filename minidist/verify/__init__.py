@@ -20,8 +20,8 @@ from minidist.first_use import on_first_use
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from minidist.verify.equivalence import certify
     from minidist.verify.foreign import against
-    from minidist.verify.yours import certify
 
 __all__ = ["against", "certify"]
-__getattr__, __dir__ = on_first_use(__name__, {"against": "foreign", "certify": "yours"})
+__getattr__, __dir__ = on_first_use(__name__, {"against": "foreign", "certify": "equivalence"})

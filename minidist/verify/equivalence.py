@@ -1,10 +1,22 @@
-"""Check one statement for every strategy: its gradient equals the gradient of a single device.
+"""Check one statement: the gradient on many ranks equals the gradient of a single device.
 
-A strategy is run for real, on ranks, from the weights of a single-device model. Then the gradient
-of every parameter and of the input is compared with one device's, on every rank, in float64.
-`strategies/` has the strategies, `compare.py` the bound.
+    certify("zero_1")                             a strategy of the package, on its own cases
+    certify(reduce)                               reduce(model, group): leave the sum in p.grad
+    certify(reduce, replay=f)                     f([each rank's gradients]) -> what is promised
+    certify(worker)                               worker(group, model, x, y) -> {name: gradient}
+    certify(make, trainer=True)                   make(model, group) -> what has backward(batch)
+    certify(partial(Pipeline, schedule="1f1b", micro_batches=4))    a class: it makes a trainer
+
+Whatever it is runs on real ranks, in float64 (outcomes.py). Then `row` compares, on every rank, all
+parameters that are trained, and what else a rank returns: with one device's gradient (compare.py
+has the bound), or, bit for bit, with a replay, or as two sides of an identity. What a reader has
+written trains on a model of the reader's or on four of the package, whose batches do not divide by
+the ranks, with dropout, padding, tied weights and experts; and on two batches in a row, the second
+with other targets. The weights may not change.
 """
 
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,17 +27,73 @@ import numpy as np
 from minidist import nn
 from minidist.backend import as_array
 from minidist.comm import Cluster
-from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input
+from minidist.comm.ledger import BY_FORMULA
+from minidist.comm.local import by_value
+from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input, nearest, plural
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
-from minidist.verify.causes.diagnosis import byte_words, diagnosis
-from minidist.verify.compare import Comparison, compare, in_one_line
+from minidist.verify import outcomes
+from minidist.verify.causes.finding import Finding, some
+from minidist.verify.causes.reasons import UNKNOWN, reasons
+from minidist.verify.causes.rerun import known
+from minidist.verify.compare import BOUND, compare, in_one_line
+from minidist.verify.outcomes import Gradients, Outcome, named_arrays, same
 from minidist.verify.strategies import STRATEGIES, Case, Strategy, one_device
-from minidist.verify.strategies.cases import Outcome
+from minidist.verify.strategies.cases import given, small_cases, trained
 from minidist.verify.strategies.program import cases_of
 
 SIZES = 1, 2, 3, 4, 8  # numbers of ranks that `verify` tries
 REORDERED = ", up to the order of sums, 1e-9"  # of BOUND: ends a promise of bits
+Replay = Callable[[list[Gradients]], Gradients]
+Identity = Callable[[list[Gradients], list[Gradients]], tuple[Gradients, Gradients]]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What gradients have to be.
+
+    words  of a row: "exact", "replayed bitwise", ...
+    kind   "exact", "replay", "identity", or "" for a strategy of the package: see `reasons`
+    bound  of errors
+    """
+
+    words: str
+    want: Gradients
+    kind: str = ""
+    bound: float = BOUND
+
+
+def row(case: Case, ranks: list[Outcome], promise: Promise, got: list[Gradients]) -> dict:
+    """Return of a row: promise, error, difference, bytes, ok, and detail, a list."""
+    comparison, faults = compare(got, promise.want, promise.bound), _faults(ranks)
+    detail = [str(comparison), *faults] if not (comparison.ok and faults) else faults
+    if not comparison.ok and (kind := ranks[0].returned):
+        detail.append(f"it returned a {kind}; it has to leave the sums in p.grad")
+    elif not comparison.ok and ranks[0].reference is not None:
+        detail += [ranks[0].message] if ranks[0].message else []
+    elif not comparison.ok:
+        detail += reasons(Finding(got, promise.want, case, len(ranks), promise.kind))
+    return {
+        "promise": promise.words,
+        "error": np.inf if faults else comparison.error,
+        "difference": comparison.difference,
+        "bytes": sum(rank.bytes for rank in ranks),
+        "bytes_formula": None,
+        "ok": comparison.ok and not faults,
+        "detail": detail,
+    }
+
+
+def _faults(ranks: list[Outcome]) -> list[str]:
+    """Return in words which elements no rank has, and which weights are other ones than before."""
+    nowhere = {name: ~np.any([r.held[name] for r in ranks], axis=0) for name in ranks[0].held}
+    missing = [f"{n.sum()} elements of {name}" for name, n in nowhere.items() if n.any()]
+    changed = list(dict.fromkeys(name for rank in ranks for name in rank.changed))
+    words = {"no rank has {}": missing, "only an optimizer may change the weights, not {}": changed}
+    return [text.format(some(names)) for text, names in words.items() if names]
+
+
+# Strategies of the package.
 
 
 def strategies() -> list[str]:
@@ -56,53 +124,66 @@ def check(
     rerun  whether wrong gradients are compared with those of the register's mistakes (causes/)
     """
     entry, case = find(strategy), replace(case, options=case.options | options)
-    outcomes = _outcomes(entry, case, size, cluster, transport, device)
-    promise, comparison = _compared(entry, case, outcomes)
-    moved, formula = sum(o.bytes for o in outcomes), entry.costs.bytes(case, size)
-    detail = [str(comparison)]
-    if not comparison.ok:
-        detail += diagnosis(entry, case, outcomes, moved == formula, rerun)
-    return {
-        "strategy": strategy,
-        "case": case.name,
-        "ranks": size,
-        "promise": promise,
-        "error": comparison.error,
-        "difference": comparison.difference,
-        "bytes": moved,
-        "bytes_formula": formula,
-        "ok": comparison.ok and moved == formula,
-        "detail": "; ".join(detail + byte_words(outcomes, formula)),
-    }
+    return row_of(entry, case, _run(entry, case, size, cluster, transport, device), rerun)
 
 
-def _compared(entry: Strategy, case: Case, outcomes: list[Outcome]) -> tuple[str, Comparison]:
-    """Return what is promised of these outcomes, and their comparison with what they should be."""
-    found, reference = [o.gradients for o in outcomes], outcomes[0].reference
+def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> dict:
+    """Return the row of what a strategy has on its ranks; search: as `rerun` of `check`."""
+    formula, moved = entry.costs.bytes(case, len(ranks)), sum(rank.bytes for rank in ranks)
+    got = [rank.gradients for rank in ranks]
+    found = row(case, ranks, promise_of(entry, case, ranks), got)
+    detail = [words for words in found["detail"] if words != UNKNOWN]
+    if search and not found["ok"] and (len(detail) == 1 or UNKNOWN in found["detail"]):
+        detail += filter(None, [known(entry.name, case, got)])
+    if moved != formula:
+        operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
+        parts = ", ".join(f"{operation} {n}" for operation, n in operations.items())
+        detail.append(f"{moved} bytes moved, not {formula}" + (f" ({parts})" if parts else ""))
+    computed = dict.fromkeys(op for rank in ranks for op in rank.operations)
+    if computed := [operation for operation in computed if operation.endswith(BY_FORMULA)]:
+        detail.append(f"not counted: {', '.join(computed)}")
+    return (
+        {"strategy": entry.name, "case": case.name, "ranks": len(ranks)}
+        | found
+        | {
+            "bytes_formula": formula,
+            "ok": found["ok"] and moved == formula,
+            "detail": "; ".join(detail),
+        }
+    )
+
+
+def promise_of(entry: Strategy, case: Case, ranks: list[Outcome]) -> Promise:
+    """Return what a strategy's gradients have to be: one device's, or a replay's."""
+    reference = ranks[0].reference
     if reference is None:
-        return "exact", compare(found, one_device(case))
+        return Promise("exact", one_device(case))
     if entry.promise == "exact":
-        return "exact", compare(found, reference)
-    if any(o.reordered for o in outcomes):
-        return entry.promise + REORDERED, compare(found, reference)
-    return entry.promise, compare(found, reference, 0.0)
+        return Promise("exact", reference)
+    if any(rank.reordered for rank in ranks):
+        return Promise(entry.promise + REORDERED, reference)
+    return Promise(entry.promise, reference, bound=0.0)
 
 
-def _outcomes(
+def _run(
     entry: Strategy, case: Case, size: int, cluster: Cluster | None, transport: str, device: str
 ) -> list[Outcome]:
-    """Run a strategy's worker on ranks, old or new; ValueError where it cannot split the case."""
+    """Run a strategy on ranks, old or new; ValueError where it cannot split the case."""
     if cluster is not None and cluster.size != size:
         raise WrongInput(f"the cluster has {cluster.size} ranks, not {size}")
     entry.check(case, size)
-    worker = partial(entry.worker, **case.options)
     with nullcontext(cluster) if cluster else Cluster(size, transport, device) as ranks:
         try:
-            return ranks.run(worker, case)
+            return ranks.run(partial(worker_of(entry), **case.options), case)
         except RankFailed as failed:
             if is_wrong_input(failed):
                 raise WrongInput(str(failed.__cause__)) from failed
             raise
+
+
+def worker_of(entry: Strategy) -> Callable[..., Outcome]:
+    """Return the function (group, case, **options) of a strategy's ranks."""
+    return entry.worker or partial(outcomes.of_job, entry.start)
 
 
 def gradients(
@@ -123,15 +204,14 @@ def gradients(
     ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
     to use instead of new ones. `device`: where new ranks have the model and all arrays.
     """
-    record = find(strategy)
+    entry = find(strategy)
     x, y = as_array(inputs), as_array(targets)
     case = Case("given", model, x, y, loss or model.loss, options=options)
-    outcomes = _outcomes(record, case, size, cluster, transport, device)
-    found = [outcome.gradients for outcome in outcomes]
-    agreement = compare(found, found[0])
+    got = [rank.gradients for rank in _run(entry, case, size, cluster, transport, device)]
+    agreement = compare(got, got[0])
     if not agreement.ok:
         raise WrongInput(f"the ranks do not agree with rank 0: {agreement}")
-    return {name: found[0][name] for name in model.named_parameters()}
+    return {name: got[0][name] for name in model.named_parameters()}
 
 
 def verify(
@@ -149,10 +229,10 @@ def verify(
         with Cluster(size, transport, device) as cluster:
             for entry in (find(name) for name in names if size in find(name).ranks):
                 for case in entry.cases(size):
-                    row = check(entry.name, case, size, cluster, rerun=entry.name not in red)
-                    if not row["ok"]:
+                    found = check(entry.name, case, size, cluster, rerun=entry.name not in red)
+                    if not found["ok"]:
                         red.add(entry.name)
-                    yield row
+                    yield found
 
 
 def verify_program(
@@ -174,7 +254,7 @@ def number_of_cases(names: list[str] | None, size: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """A strategy's promise, and the rows of `check` that show it, each with its own promise.
+    """A strategy's promise, and the rows that show it, each with its own promise.
 
     It prints as a table, and is true if all is as promised: `assert certify(reduce)` fails with its
     repr, one line that names the first wrong row and is as long as pytest shows.
@@ -223,3 +303,208 @@ def certificate(strategy: str, size: int = 4, transport: str = "process") -> Cer
     entry = find(strategy)
     size = max((ranks for ranks in entry.ranks if ranks <= size), default=size)
     return Certificate(strategy, entry.promise, list(verify([strategy], [size], transport)))
+
+
+# What the reader has written.
+
+
+def certify(
+    strategy: str | Callable,
+    model: nn.Module | None = None,
+    inputs: np.ndarray | None = None,
+    targets: np.ndarray | None = None,
+    *,
+    size: int | None = None,
+    replay: Replay | None = None,
+    identity: Identity | None = None,
+    loss: Callable | None = None,
+    trainer: bool = False,
+    transport: str = "process",
+    timeout: float | None = 60.0,
+    **options,
+) -> Certificate:
+    """Run a strategy on real ranks; return its certificate, which prints as a table.
+
+    model, inputs[B, ...], targets  to train on; none of them: the package's cases
+    size      number of ranks; None: 4, and without a model also 3 and 2
+    replay    [gradients of each rank's own examples] -> the gradients that `reduce` has to leave on
+              every rank, bit for bit: the promise of what changes the numbers on purpose;
+              called batch by batch, so that it can remember what `reduce` does; every case has
+              a copy of it, as every rank has of `reduce`
+    identity  ([gradients of each rank's own examples], [what each rank has afterwards]) -> two
+              sides that have to be equal within the bound, such as what was sent plus what was
+              kept, and what there was
+    loss      of outputs and targets, with reduction_size=; by default the model's
+    trainer   whether the function makes what trains (trainer.py), as a class does
+    timeout   seconds after which a case of the reader's own ends in CommTimeout; None: never
+    options   of a strategy of the package
+
+    ValueError for what is no strategy, and for a model that it refuses; RankFailed for what it
+    raises, with the rank's traceback; Deadlock for ranks that wait for each other.
+    """
+    runner = None if isinstance(strategy, str) else _runner(strategy, trainer, options)
+    if (replay or identity) and (runner is not outcomes.of_reduce or (replay and identity)):
+        words = "replay, or else identity, is a promise of reduce(model, group)"
+        raise WrongInput(f"{words}: write a worker as one, for after each rank's backward")
+    cases = _cases(model, inputs, targets, loss, options)
+    sizes = [4, 3, 2] if size is None and model is None else [4 if size is None else size]
+    if isinstance(strategy, str):
+        if model is None:
+            return certificate(strategy, sizes[0], transport)
+        rows = [check(strategy, cases[0], sizes[0], transport=transport)]
+        return Certificate(strategy, find(strategy).promise, rows)
+    named = getattr(strategy, "func", strategy)  # of a partial
+    name = getattr(named, "__name__", type(named).__name__)
+    judge = partial(_of_batches, replay=replay, identity=identity)
+    clusters = (Cluster(size, transport) for size in sizes)
+    rows, left_out = _rows(partial(runner, strategy), judge, cases, clusters, timeout)
+    rows = [{"strategy": name} | found for found in rows]
+    promise = "replayed bitwise" if replay else "an identity" if identity else "exact"
+    return Certificate(name, promise, rows, left_out)
+
+
+def _runner(strategy: Callable, trainer: bool, options: dict) -> Callable:
+    """Return what runs it on a rank: told by whether it is a class, and by its parameters."""
+    for name in options:
+        near = nearest(name, [p for p in inspect.signature(certify).parameters if p != "options"])
+        mean = f"did you mean {near}=?" if near else "give your own options by functools.partial"
+        raise WrongInput(f"certify has no option {name!r}; {mean}")
+    if trainer or isinstance(getattr(strategy, "func", strategy), type):
+        return outcomes.of_trainer
+    if not callable(strategy):
+        raise WrongInput(f"a strategy is a name or a function, not {strategy!r}")
+    asked = inspect.signature(strategy).parameters.values()
+    count = len([p for p in asked if p.default is p.empty and p.kind is not p.VAR_KEYWORD])
+    runners = {2: outcomes.of_reduce, 4: outcomes.of_worker}
+    if count not in runners:
+        raise WrongInput(
+            "a strategy is reduce(model, group), worker(group, model, inputs, targets), or a class "
+            "that is made of (model, group) and has backward(batch); this one takes "
+            f"{plural(count, 'argument')}"
+        )
+    return runners[count]
+
+
+def _cases(model, inputs, targets, loss, options: dict) -> list[Case]:
+    """Return the reader's case, in float64, or the package's."""
+    if model is None:
+        if inputs is not None or targets is not None or loss is not None or options:
+            raise WrongInput("inputs, targets, loss and options are of a model; give it, too")
+        return small_cases(4)
+    if inputs is None or targets is None:
+        raise WrongInput("a model needs inputs[B, ...] and targets to be certified on")
+    return [given(model, inputs, targets, loss, options)]
+
+
+def _rows(
+    worker: partial,
+    judge: Callable,
+    cases: list[Case],
+    clusters: Iterable[Cluster],
+    timeout: float | None,
+) -> tuple[list[dict], tuple[str, ...]]:
+    """Return a row for each number of ranks and case, and in words what is left out."""
+    rows: list[dict] = []
+    left_out: list[str] = []
+    pairs = [(case, replace(case, targets=np.roll(case.targets, 1, axis=0))) for case in cases]
+    tried = [(two, [one_device(batch) for batch in two]) for two in pairs]
+    for cluster in clusters:
+        if not all(found["ok"] for found in rows):
+            break  # what is wrong on more ranks is known
+        with cluster as ranks:
+            for two, want in tried:
+                try:
+                    of_ranks = ranks.run(worker, two, timeout=timeout)
+                except RankFailed as failed:
+                    _check_frozen(failed, two[0])
+                    if worker.func is outcomes.of_reduce or not is_wrong_input(failed):
+                        raise
+                    left_out.append(f"{two[0].name}, {ranks.size} ranks: {failed.__cause__}")
+                else:
+                    found = by_value.copied(judge)(two, of_ranks, want)  # a replay may remember
+                    rows.append({"case": two[0].name, "ranks": ranks.size} | found)
+    if not rows:
+        raise WrongInput(left_out[0])
+    return rows, tuple(left_out)
+
+
+def _check_frozen(failed: RankFailed, case: Case) -> None:
+    """Raise ValueError where a frozen parameter has no gradient to travel."""
+    frozen = [name for name, p in case.model.named_parameters().items() if not p.requires_grad]
+    if frozen and "NoneType" in (why := str(failed.__cause__)):
+        remedy = "is not trained, and its p.grad is None; skip it by `if p.requires_grad`"
+        raise WrongInput(f"{why}: {some(frozen)} {remedy}") from failed
+
+
+def _of_batches(
+    batches: tuple[Case, ...],
+    of_ranks: list[list[Outcome]],
+    wants: list[Gradients],
+    replay: Replay | None,
+    identity: Identity | None,
+) -> dict:
+    """Return the row of two batches: of the first wrong one, or of the largest error."""
+    rows: list[dict] = []
+    for k, case in enumerate(batches):
+        ranks = [of_rank[k] for of_rank in of_ranks]
+        rows.append(row(case, ranks, *_promised(case, ranks, wants[k], replay, identity)))
+        rows[k]["detail"] = "; ".join(rows[k]["detail"])
+        if not rows[k]["ok"]:
+            if k:
+                rows[k]["detail"] = f"only in the second of two batches: {rows[k]['detail']}"
+            break
+    return max(rows, key=lambda row: row["error"]) | {"bytes": rows[0]["bytes"]}
+
+
+def _promised(
+    case: Case,
+    ranks: list[Outcome],
+    want: Gradients,
+    replay: Replay | None,
+    identity: Identity | None,
+) -> tuple[Promise, list[Gradients]]:
+    """Return what is promised of a batch, and what is compared with it."""
+    names = set(trained(case.model))
+    if not (replay or identity):  # which know nothing of running statistics
+        names |= {name for rank in ranks for name in rank.gradients}
+    got, local = (
+        [_only(names, each) for each in several]
+        for several in ([rank.completed(want) for rank in ranks], [rank.local for rank in ranks])
+    )
+    if replay:
+        want = _replayed(replay, local, _only(names, want))
+        return Promise("replayed bitwise", want, "replay", 0.0), got
+    if identity:
+        left, right = _sides(identity, local, got)
+        return Promise("an identity", right, "identity"), [left]
+    return Promise("exact", _only(names, want), "exact"), got
+
+
+def _only(names: set[str], gradients: Gradients) -> Gradients:
+    return {name: g for name, g in gradients.items() if name in names}
+
+
+def _replayed(replay: Replay, local: list[Gradients], like: Gradients) -> Gradients:
+    """Return a replay's arrays; ValueError unless they are those of all trained parameters."""
+    want = named_arrays("what a replay returns", replay(local), {})
+    if lacking := [name for name in like if name not in want]:
+        raise WrongInput(f"the replay lacks {some(lacking)}")
+    for name, array in want.items():
+        if name not in like or array.shape != like[name].shape:
+            raise WrongInput(f"the replay's {name}{list(array.shape)} is no trained parameter's")
+    return want
+
+
+def _sides(identity: Identity, local: list[Gradients], got: list[Gradients]) -> list[Gradients]:
+    """Return both sides; ValueError where they are the same, whatever the ranks have."""
+    sides = []
+    for ranks in (got, [{name: np.pi - 2 * g for name, g in each.items()} for each in got]):
+        two = identity(local, ranks)
+        if not isinstance(two, tuple | list) or len(two) != 2:
+            raise WrongInput(f"an identity returns two sides, not {type(two).__name__}")
+        sides.append([named_arrays("a side of an identity", side, {}) for side in two])
+    for name in sides[0][0]:
+        if all(same(a.get(name), b.get(name)) for a, b in zip(*sides, strict=True)):
+            words = "holds whatever the ranks have: use them, its second argument"
+            raise WrongInput(f"the identity of {name} {words}")
+    return sides[0]

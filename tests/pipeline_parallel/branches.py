@@ -1,9 +1,10 @@
 """How the tests of branch placement run a case."""
 
 from minidist.verify.compare import compare
+from minidist.verify.equivalence import worker_of
 from minidist.verify.strategies import STRATEGIES, one_device
 
-siamese_worker = STRATEGIES["siamese"].worker
+siamese_worker = worker_of(STRATEGIES["siamese"])
 
 
 def judge(ranks, case, worker=siamese_worker, bound=1e-9, **options):

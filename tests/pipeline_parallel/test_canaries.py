@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minidist import nn
+from minidist.verify.equivalence import worker_of
 from minidist.verify.strategies import STRATEGIES, Case
 from tests.pipeline_parallel import training
 from tests.strategies import arrays
@@ -39,7 +40,7 @@ def judged(ranks, fault, schedule="1f1b"):
 
     def worker(group, case):
         with within(fault, group):
-            return STRATEGIES[schedule].worker(group, case, micro_batches=3)
+            return worker_of(STRATEGIES[schedule])(group, case, micro_batches=3)
 
     case = replace(mlp_case(), options={"micro_batches": 3})
     outcomes = ranks.run(worker, case)

@@ -17,9 +17,9 @@ from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.verify.causes import cause_of
 from minidist.verify.replays.pipedream import replay
 from minidist.verify.strategies import Case
+from tests import causes
 from tests.pipeline_parallel.training import micro_batches_of
 from tests.strategies import arrays, assert_same_bits, compositions, cuts, seeds
 
@@ -134,7 +134,7 @@ def test_versions_are_those_of_the_formula_for_both_passes_and_the_replay_has_th
         for more, case in product(options, (mlp_case(p + 1, 17), transformer_case(p + 1, 14))):
             found, got, want = run_and_replay(ranks, case, scheme, count, optimizer, **more)
             k = more.get("update_every", every)
-            said = cause_of.versions(
+            said = causes.of_versions(
                 [mine["used"] for mine in found], lambda s, b, k=k: formula(scheme, b, p, s, k)
             )
             assert said is None, f"{scheme}, {p} ranks, {case.name}, {count} minibatches: {said}"

@@ -12,11 +12,11 @@ from minidist.comm.communicator import BY_FORMULA
 from minidist.verify import equivalence
 from minidist.verify import strategies as listed
 from minidist.verify.compare import BOUND, compare
-from minidist.verify.equivalence import certificate, check, gradients, strategies
+from minidist.verify.equivalence import certificate, check, find, gradients, strategies, worker_of
+from minidist.verify.outcomes import Outcome, of_job
 from minidist.verify.strategies import Case, one_device
-from minidist.verify.strategies.cases import Outcome, small_cases
-from minidist.verify.strategies.data_parallel import naive_worker
-from minidist.verify.strategies.job import Job, certified
+from minidist.verify.strategies.cases import small_cases
+from minidist.verify.strategies.job import Job
 from tests.strategies import arrays
 
 
@@ -50,9 +50,6 @@ class Arrays(Job):
     def result(self):
         return self.arrays
 
-    def held(self):
-        return {"w": (self.arrays["weight"], None)}
-
     def reference(self, result):
         return result, f"{ {name: on_gpu(array) for name, array in result.items()} }"
 
@@ -60,10 +57,10 @@ class Arrays(Job):
 def test_a_strategy_has_model_and_arrays_on_its_device_and_its_outcome_is_on_the_host(
     cluster, device
 ):
-    for outcome in cluster(2, "thread", device).run(partial(certified, Arrays), a_case()):
+    for outcome in cluster(2, "thread", device).run(partial(of_job, Arrays), a_case()):
         assert outcome.message.count(str(device == "gpu")) == 3
-        found = [*outcome.gradients.values(), *outcome.reference.values(), outcome.held["w"][0]]
-        assert all(isinstance(array, np.ndarray) for array in found) and len(found) == 7
+        found = [*outcome.gradients.values(), *outcome.reference.values()]
+        assert all(isinstance(array, np.ndarray) for array in found) and len(found) == 6
 
 
 @pytest.mark.gpu
@@ -124,12 +121,13 @@ def test_infinite_and_undefined_gradients_are_wrong_even_where_one_device_has_th
 
 
 def test_ranks_that_do_not_agree_are_not_averaged_away(monkeypatch):
+    sound = find("naive")
+
     def differing(group, case):
-        outcome = naive_worker(group, case)
+        outcome = worker_of(sound)(group, case)
         outcome.gradients["layers.0.weight"] += group.rank
         return outcome
 
-    sound = listed.STRATEGIES["naive"]
     monkeypatch.setitem(listed.STRATEGIES, "naive", replace(sound, worker=differing))
     case = a_case()
     with pytest.raises(ValueError, match=r"do not agree with rank 0: layers\.0\.weight .* rank 1"):
@@ -165,7 +163,7 @@ def test_a_replay_has_the_same_bits_unless_a_library_chose_the_order_and_the_row
     def nearly(group, case):
         weights = {"w": np.arange(1.0, 9.0)}
         replay = {"w": weights["w"] * (1 + 1e-13)}
-        return Outcome(weights, 0, replay, operations={operation: 0}, reordered=reordered)
+        return Outcome(weights, 0, {operation: 0}, replay, reordered=reordered)
 
     wrong = replace(listed.STRATEGIES["naive"], worker=nearly, promise="invariant")
     monkeypatch.setitem(listed.STRATEGIES, "naive", wrong)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist import nn, verify
-from minidist.verify.causes.gradients import UNKNOWN
+from minidist.verify.causes.reasons import UNKNOWN
 from tests.strategies import arrays
 
 

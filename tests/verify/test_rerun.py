@@ -16,10 +16,10 @@ from minidist.mistakes.register import find
 from minidist.verify import equivalence
 from minidist.verify.causes import rerun
 from minidist.verify.strategies import STRATEGIES, Case, one_device
-from minidist.verify.strategies.data_parallel import naive_worker
 from tests.strategies import arrays
 
 MLP = nn.MLP([4, 6, 3], "gelu", dtype="float64")
+naive_worker = equivalence.worker_of(equivalence.find("naive"))
 CASE = Case("MLP", MLP, arrays(5, 4), np.arange(5) % 3)
 
 
@@ -105,7 +105,7 @@ def test_verify_runs_the_register_for_the_first_red_row_of_a_strategy_alone(monk
         return replace(outcome, gradients={n: g + 0.1 for n, g in outcome.gradients.items()})
 
     asked = []
-    monkeypatch.setattr(rerun, "known", lambda strategy, case, got: asked.append(strategy))
+    monkeypatch.setattr(equivalence, "known", lambda strategy, case, got: asked.append(strategy))
     for name in ("naive", "bucketed"):
         monkeypatch.setitem(STRATEGIES, name, replace(STRATEGIES[name], worker=wrong))
     rows = list(equivalence.verify(["naive", "bucketed"], [1, 2], "thread"))

@@ -1,6 +1,8 @@
-"""Wrong gradients that are sums over parts of the batch: which parts, with which factors?
+"""Which examples are in the sums that the ranks have, and how often?
 
-A part is one data-parallel rank's share of one micro-batch: its key is (k, i).
+Each share's gradient, or each example's, is computed on one device; least squares then find the sum
+of them that a rank's wrong elements are. Where examples depend on each other, as in a batch norm,
+their gradients do not add up to the whole one, and the answer is None.
 """
 
 import copy
@@ -9,13 +11,14 @@ from itertools import combinations
 import numpy as np
 
 from minidist.nn import BatchNorm, counted
-from minidist.verify.causes.finding import Finding, Gradients
-from minidist.verify.compare import scale
+from minidist.verify.causes.finding import Finding, Gradients, listed
+from minidist.verify.compare import BOUND
 from minidist.verify.strategies.cases import INPUT, Case, collect
 
-Key = tuple[int, int]
-Factors = dict[Key, float]
+Shares = dict[int, np.ndarray]  # {rank: its examples}
+MOST = 10_000_000  # elements of all examples' gradients
 RANKS = 8  # whose sums, of any of them, are looked for
+CLOSE = 10.0  # residuals, in multiples of the bound
 
 
 def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None) -> Gradients:
@@ -26,91 +29,70 @@ def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None)
     model, x = copy.deepcopy(case.model), case.part(rows)
     outputs = model(x, case.randomness(rows if numbers is None else numbers))
     case.loss(outputs, case.targets[rows], reduction_size=case.total).backward()
-    found = collect(model, x)
-    if INPUT in found:
-        whole = np.zeros(case.inputs.shape, found[INPUT].dtype)
-        whole[rows] = found[INPUT]
-        found[INPUT] = whole
-    return found
+    gradients = collect(model, x)
+    if INPUT in gradients:
+        whole = np.zeros(case.inputs.shape, gradients[INPUT].dtype)
+        whole[rows] = gradients[INPUT]
+        gradients[INPUT] = whole
+    return gradients
 
 
-def examples(f: Finding) -> str | None:
-    """Each rank has a sum of gradients of parts of the batch, each times some factor."""
-    parts = counting(f)
-    if len(parts) < 2:
-        return None
-    gradients = {key: of_examples(f.case, rows) for key, rows in parts.items()}
-    found = [known for g in f.got if (known := _decompose(f, g, gradients)) is not None]
-    if len(found) < len(f.got) or _are(f, found, dict.fromkeys(parts, 1.0)):
-        return None  # the second: what a part computes depends on the others, as with experts
-    for explain in (_local, _same_batch, _means, *([] if f.promise else [_left_out])):
-        if message := explain(f, found, parts):
-            return message
+def shares_of(f: Finding, ranks: int | None = None) -> Shares:
+    """Return {rank: its examples} where any target counts; of some ranks, by default of all."""
+    parts = enumerate(np.array_split(np.arange(len(f.case.inputs)), ranks or f.ranks))
+    return {k: rows for k, rows in parts if len(rows) and counted(f.case.targets[rows])}
+
+
+def shares(f: Finding) -> str | None:
+    """Each rank has the gradients of some ranks' shares of the batch, each times some factor.
+
+    How many ranks have different examples is not known of a strategy of the package: all, or a part
+    of them, where the others cut something else.
+    """
+    divisors = [n for n in range(f.ranks, 1, -1) if f.ranks % n == 0]
+    for count in divisors[: 1 if f.promise else None]:
+        parts = shares_of(f, count)
+        if (W := _weights(f, [*parts.values()])) is None:
+            continue
+        own = np.array([[k == r * count // len(f.got) for k in parts] for r in range(len(f.got))])
+        for words, times in own_scales(f, parts, count).items():
+            if len(f.got) > 1 and _near(f, W, own * times):
+                return f"equals {words}: the all_reduce is missing{f.where()}"
+        for column, k in enumerate(parts):
+            if _near(f, W, count * np.eye(len(parts))[column]):
+                return (
+                    f"equals {count} times the gradient of rank {k}'s examples: "
+                    "all had the same batch"
+                )
+        targets = _means(f, parts)
+        examples = np.array([len(rows) for rows in parts.values()]) / len(f.case.inputs)
+        for sum_of, weight in {
+            "mean of the ranks' means": 1 / len(parts),
+            "sum of the ranks' means": 1.0,
+            "sum of the ranks' means, weighted by examples": examples,
+        }.items():
+            if _near(f, W, targets * weight):
+                return f"equals the {sum_of}: each divided by its own number of targets"
     return None
 
 
-def alone(f: Finding) -> str | None:
-    """Each share of the batch gave what it gives as a batch of its own."""
-    norms = "batch norms used its own examples' statistics, not the batch's"
-    whose = norms if list(f.case.model.modules(BatchNorm)) else "examples were a batch of their own"
-    masks = "masks of dropout were drawn by its own numbers of examples, from 0"
-    for words, numbers in ((whose, lambda rows: rows), (masks, lambda rows: np.arange(len(rows)))):
-        parts = [of_examples(f.case, rows, numbers(rows)) for rows in counting(f).values()]
-        whole = {name: np.sum([part[name] for part in parts], axis=0) for name in f.trained}
-        if any(not f.near(whole[n], f.want[n], n) for n in f.trained) and all(
-            f.near(g[n], whole[n], n) for g in f.got for n in f.trained
-        ):
-            return f"each rank's {words}"
-    return None
+def _near(f: Finding, W: np.ndarray, want: np.ndarray) -> bool:
+    return bool((np.abs(W - want) <= f.exact * np.maximum(1.0, want)).all())
 
 
-def counting(f: Finding) -> dict[Key, np.ndarray]:
-    """Return the parts of the batch in which any target counts."""
-    parts = f.split.parts(len(f.case.inputs))
-    return {key: rows for key, rows in parts.items() if counted(f.case.targets[rows])}
+def _means(f: Finding, parts: Shares) -> np.ndarray:
+    """Return what multiplies each part where the loss is a mean over the part's own targets."""
+    return f.case.total / np.array([counted(f.case.targets[rows]) for rows in parts.values()])
 
 
-def _are(f: Finding, found: list[Factors], *want: Factors) -> bool:
-    """Return whether the ranks have these factors: the same for all, or one for each."""
-    want = want * len(found) if len(want) == 1 else want
-    return all(
-        abs(factors[key] - should[key]) <= f.exact * max(1.0, should[key])
-        for factors, should in zip(found, want, strict=True)
-        for key in factors
-    )
-
-
-def _local(f: Finding, found: list[Factors], parts: dict) -> str | None:
-    ranks, count = len(f.got), f.split.data
-    own = [r * count // ranks for r in range(ranks)]
-    for words, times in own_scales(f, parts).items():
-        factors = [{key: times[key] * (key[0] == k) for key in parts} for k in own]
-        if count > 1 and _are(f, found, *factors):
-            but = ", though as many bytes moved: something else was summed" if f.right_bytes else ""
-            return f"equals {words}: the all_reduce is missing{but}{f.where()}"
-    return None
-
-
-def own_scales(f: Finding, parts: dict[Key, np.ndarray]) -> dict[str, Factors]:
-    """Return {in words: with which factor a rank that sums nothing has its own parts}."""
-    N, means = f.split.data, _means_over(f, _shares_of_ranks(parts))
+def own_scales(f: Finding, parts: Shares, count: int) -> dict[str, np.ndarray]:
+    """Return {in words: with which factors ranks that sum nothing have their own parts}."""
+    means = _means(f, parts)
     return {
-        "the local gradient": dict.fromkeys(parts, 1.0),
+        "the local gradient": np.ones(len(parts)),
         "each rank's own mean": means,
-        f"each rank's own mean, over {N}": {key: mean / N for key, mean in means.items()},
-        f"{N} times the local gradient": dict.fromkeys(parts, float(N)),
-    }
-
-
-def _means_over(f: Finding, shares: dict[Key, np.ndarray]) -> Factors:
-    """Return what multiplies each part where the loss is a mean over the targets of its share."""
-    return {key: f.case.total / counted(f.case.targets[rows]) for key, rows in shares.items()}
-
-
-def _shares_of_ranks(parts: dict[Key, np.ndarray]) -> dict[Key, np.ndarray]:
-    return {
-        key: np.concatenate([rows for other, rows in parts.items() if other[0] == key[0]])
-        for key in parts
+        f"each rank's own mean, over {count}": means / count,
+        f"{count} times the local gradient": np.full(len(parts), float(count)),
     }
 
 
@@ -119,12 +101,12 @@ def partial_sums(f: Finding) -> str | None:
 
     So a reduce leaves its other ranks: gloo's, for one, with what has passed by.
     """
-    parts, off = counting(f), [r for r, bad in enumerate(f.astray) if bad.any()]
+    parts, off = shares_of(f), [r for r, bad in enumerate(f.astray) if bad.any()]
     if len(off) + 1 != len(f.got) or not 1 < len(parts) <= RANKS:
         return None
-    shares = {key: f.flat(of_examples(f.case, rows)) for key, rows in parts.items()}
-    for times in own_scales(f, parts).values():
-        scaled = {key[0]: times[key] * share for key, share in shares.items()}
+    contributions = [f.flat(of_examples(f.case, rows)) for rows in parts.values()]
+    for times in own_scales(f, parts, f.ranks).values():
+        scaled = {k: c * g for k, c, g in zip(parts, times, contributions, strict=True)}
         subsets = [chosen for n in range(len(scaled) + 1) for chosen in combinations(scaled, n)]
         own = all(_are_sums(f, r, scaled, [(r,)]) for r in off)
         whole = any(_are_sums(f, r, scaled, subsets[-1:]) for r in off)
@@ -136,80 +118,129 @@ def partial_sums(f: Finding) -> str | None:
     return None
 
 
-def _are_sums(f: Finding, rank: int, shares: dict, subsets: list[tuple[int, ...]]) -> bool:
-    """Return whether each wrong element of a rank is the sum of the shares of one of the sets."""
+def _are_sums(f: Finding, rank: int, parts: dict, subsets: list[tuple[int, ...]]) -> bool:
+    """Return whether each wrong element of a rank is the sum of the parts of one of the sets."""
     got, unknown = f.flat(f.got[rank]), f.astray[rank].copy()
     for chosen in subsets:
-        unknown &= np.abs(got - sum(shares.get(k, 0.0) for k in chosen)) > f.allowed
+        unknown &= np.abs(got - sum(parts.get(k, 0.0) for k in chosen)) > f.allowed
     return not unknown.any()
 
 
-def _same_batch(f: Finding, found: list[Factors], parts: dict) -> str | None:
-    count = f.split.data
-    for k in range(count):
-        if count > 1 and _are(f, found, {key: count * float(key[0] == k) for key in parts}):
-            return (
-                f"equals {count} times the gradient of rank {k}'s examples: all had the same batch"
-            )
+def alone(f: Finding) -> str | None:
+    """Each share of the batch gave what it gives as a batch of its own."""
+    norms = "batch norms used its own examples' statistics, not the batch's"
+    whose = norms if list(f.case.model.modules(BatchNorm)) else "examples were a batch of their own"
+    masks = "masks of dropout were drawn by its own numbers of examples, from 0"
+    for words, numbers in ((whose, lambda rows: rows), (masks, lambda rows: np.arange(len(rows)))):
+        parts = [of_examples(f.case, rows, numbers(rows)) for rows in shares_of(f).values()]
+        whole = {name: np.sum([part[name] for part in parts], axis=0) for name in f.trained}
+        if any(not f.near(whole[n], f.want[n], n) for n in f.trained) and all(
+            f.near(g[n], whole[n], n) for g in f.got for n in f.trained
+        ):
+            return f"each rank's {words}"
     return None
 
 
-def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
-    """Means over parts of different sizes, added up or averaged as if the sizes were equal."""
-    known = [("micro-batches'", parts, len(parts))]
-    if f.split.data > 1:
-        known.insert(0, ("the ranks'", _shares_of_ranks(parts), len({k for k, _ in parts})))
-    for whose, shares, much in known:
-        means = _means_over(f, shares)
-        weights = {
-            "mean of {} means": dict.fromkeys(parts, 1 / much),
-            "sum of {} means": dict.fromkeys(parts, 1.0),
-            "sum of {} means, weighted by examples": {
-                key: len(rows) / len(f.case.inputs) for key, rows in shares.items()
-            },
-        }
-        for what, weight in weights.items():
-            if _are(f, found, {key: mean * weight[key] for key, mean in means.items()}):
-                message = what.format(whose)
-                return f"equals the {message}: each divided by its own number of targets"
+def counts(f: Finding) -> str | None:
+    """Some examples count too little or too often, on some ranks, in some elements."""
+    parts = shares_of(f)
+    single = [np.array([i]) for rows in parts.values() for i in rows if counted(f.case.targets[i])]
+    for cut in (single, [*parts.values()]):
+        if (W := _weights(f, cut)) is not None:
+            return _in_words(f, W, cut, parts)
     return None
 
 
-def _left_out(f: Finding, found: list[Factors], parts: dict) -> str | None:
-    for what, chosen in _choices(f, parts).items():
-        for times, message in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
-            if _are(f, found, dict.fromkeys(parts, 1.0) | dict.fromkeys(chosen, times)):
-                return f"equals the gradient {message.format(what)}{f.where()}"
-    return None
+def _weights(f: Finding, cut: list[np.ndarray]) -> np.ndarray | None:
+    """Return W[rank, part]: how often each part of the batch counts in a rank's wrong elements.
 
-
-def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
-    """Return {name: keys} of what may be left out: a share, a micro-batch."""
-    found, M, several = {}, f.split.micro_batches, f.split.data > 1
-    if several:
-        for k in range(f.split.data):
-            found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
-    if M > 1:
-        whose = " of every rank" if several else ""
-        for i in range(M):
-            last = ", the last" if all(other <= i for _, other in parts) else ""
-            found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
-    if several and M > 1:
-        found |= {f"micro-batch {i} of rank {k}": [(k, i)] for k, i in parts}
-    return {what: keys for what, keys in found.items() if keys}
-
-
-def _decompose(f: Finding, g: Gradients, parts: dict) -> Factors | None:
-    """Return the factors with which the parts' gradients add up to g; None if there are none."""
-    names = [n for n in f.wrong if n in g]
-    size = {n: scale(f.want[n], f.most) or 1.0 for n in names}
-
-    def flat(gradients):
-        return np.concatenate([(gradients[n] / size[n]).reshape(-1) for n in names])
-
-    columns = np.stack([flat(part) for part in parts.values()], axis=1)
-    factors, _, rank, _ = np.linalg.lstsq(columns, flat(g), rcond=1e-12)
-    if rank < len(parts) or len(columns) <= len(parts):
+    None where no sum fits. A fit has to be ten times nearer than weights of 1 are: noise has a fit,
+    too, and no cause.
+    """
+    off = [r for r, bad in enumerate(f.astray) if bad.any()]
+    dependent = any(norm.training for norm in f.case.model.modules(BatchNorm))
+    if dependent or not off or len(cut) < 2 or len(cut) * f.allowed.size > MOST:
         return None
-    close = np.abs(columns @ factors - flat(g)).max() <= 10 * f.bound
-    return dict(zip(parts, factors.tolist(), strict=True)) if close else None
+    columns = np.stack([f.flat(of_examples(f.case, rows)) for rows in cut], axis=1)
+    if (np.abs(columns.sum(1) - f.flat(f.want)) > CLOSE * f.allowed).any():
+        return None
+    W = np.ones((len(f.got), len(cut)))
+    for rank in off:
+        bad = f.astray[rank]
+        A = columns[bad] / f.allowed[bad, None]
+        b = f.flat(f.got[rank])[bad] / f.allowed[bad]
+        if len(A) < 2 * len(cut) or not np.isfinite(b).all():
+            return None
+        w, _, independent, _ = np.linalg.lstsq(A, b, rcond=1e-12)
+        off_by, off_without = (np.abs(A @ x - b).max() for x in (w, np.ones_like(w)))
+        if independent < len(cut) or off_by > min(CLOSE, off_without / 10):
+            return None
+        W[rank] = w.round(6 if f.bound == BOUND else 3) + 0.0
+    return W
+
+
+def _in_words(f: Finding, W: np.ndarray, cut: list[np.ndarray], parts: Shares) -> str:
+    columns = np.stack([f.flat(of_examples(f.case, rows)) for rows in cut], axis=1)
+    groups: dict[bytes, list[int]] = {}
+    for rank, bad in enumerate(f.astray):
+        if bad.any():
+            groups.setdefault(W[rank].tobytes(), []).append(rank)
+    where = [_where(f, ranks, columns @ W[ranks[0]]) for ranks in groups.values()]
+    V = _of_shares(W, cut, parts)
+    if len(set(where)) == 1 and (known := _among_ranks(V)):
+        return known + where[0]
+    messages = []
+    for ranks, place in zip(groups.values(), where, strict=True):
+        there = "" if len(ranks) == len(f.got) else f"on {listed('rank', ranks)} "
+        messages.append(f"{there}the sum {_counted(W[ranks[0]], cut)}{place}")
+    if len(groups) == 1 and len(cut) > V.shape[1] and (V[0] % 1).any() and np.ptp(V[0]):
+        messages.append("as if each rank had scaled its share before the sum (clipped it?)")
+    return "; ".join(messages)
+
+
+def _where(f: Finding, ranks: list[int], fitted: np.ndarray) -> str:
+    """Return in which elements the ranks have this sum, if not in all that it would change."""
+    off = np.any([f.astray[r] for r in ranks], axis=0)
+    changed = np.abs(fitted - f.flat(f.want)) > CLOSE * f.allowed
+    in_wrong = f.flat({n: np.full(f.want[n].shape, n in f.wrong) for n in f.trained})
+    if not (changed & in_wrong & ~off).any():
+        return f.where()
+    first, *_, last = np.flatnonzero(off)
+    return f", in elements {first} to {last} of all {off.size}"
+
+
+def _counted(w: np.ndarray, cut: list[np.ndarray]) -> str:
+    """Return "counts examples 0, 1 twice, example 5 not at all"."""
+    examples: dict[float, list[int]] = {}
+    for rows, weight in zip(cut, w.tolist(), strict=True):
+        examples.setdefault(weight, []).extend(rows.tolist())
+    words = {c: {0.0: "not at all", 2.0: "twice"}.get(c, f"{c:.4g} times") for c in examples}
+    if len(examples) == 1:
+        return f"counts every example {words[w[0]]}" if w[0] else "is zero"
+    several = [f"{listed('example', e)} {words[c]}" for c, e in examples.items() if c != 1]
+    return f"counts {', '.join(several)}"
+
+
+def _of_shares(W: np.ndarray, cut: list[np.ndarray], parts: Shares) -> np.ndarray:
+    """Return V[r, k], how often rank r counts rank k's examples; no columns where those differ."""
+    owner = {i: column for column, rows in enumerate(parts.values()) for i in rows}
+    owners = np.array([owner[rows[0]] for rows in cut])
+    V = np.stack([W[:, owners == k][:, 0] for k in range(len(parts))], axis=1)
+    return V if np.array_equal(V[:, owners], W) else np.zeros((len(W), 0))
+
+
+def _among_ranks(V: np.ndarray) -> str | None:
+    """Return the name of a collective that is missing, or another than all_reduce."""
+    N, own = len(V), np.eye(len(V))
+    if V.shape != own.shape:
+        return None
+    for k in range(N):
+        if (V == own[k]).all():
+            return f"every rank has only the gradient of rank {k}'s examples: broadcast, not summed"
+    alike = (V[:, None] == V).all(axis=2)
+    if not np.array_equal(V, alike) or alike.all():
+        return None
+    sets = dict.fromkeys(str(set(np.flatnonzero(row).tolist())) for row in alike)
+    if len(sets) == N:
+        return "every rank has only its own examples' gradient: an all_reduce is missing"
+    return f"ranks {' and '.join(sets)} are summed among themselves, never across"

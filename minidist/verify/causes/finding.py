@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from minidist.verify.compare import BOUND, is_real, largest, scale
-from minidist.verify.strategies.cases import INPUT, Case, Division
+from minidist.verify.strategies.cases import INPUT, Case
 
 Gradients = dict[str, np.ndarray]
 
@@ -15,21 +15,17 @@ Gradients = dict[str, np.ndarray]
 class Finding:
     """Gradients, some of them wrong.
 
-    got    per rank, by name;  want: one device's
-    case   the model and the batch;  split: how they are cut
-    held   per rank, {name: (the weights that it has, the weights that it should have)}
-    right_bytes whether the expected number of bytes moved
-    bound       of errors, as in compare.py; or float32's, if the gradients have its digits
-    promise     of a reader's function: "exact", "replay", "identity" (then `got` is one side); how
-                it deals the examples out is not known. "" for a strategy of the package
+    got      per rank, by name;  want: one device's
+    ranks    to which the examples of the case may be dealt out
+    promise  of a reader's function: "exact", "replay", "identity" (then `got` is one side).
+             "" for a strategy of the package, which may cut more than the examples
+    bound    of errors, as in compare.py; or float32's, if the gradients have its digits
     """
 
     got: list[Gradients]
     want: Gradients
     case: Case
-    split: Division
-    held: tuple[dict, ...] = ()
-    right_bytes: bool = False
+    ranks: int
     promise: str = ""
     bound: float = BOUND
 
@@ -61,7 +57,7 @@ class Finding:
 
     @cached_property
     def allowed(self) -> np.ndarray:
-        """Return the bound of each element of `flat`."""
+        """The bound of each element of `flat`."""
         bars = {n: scale(self.want[n], self.most) or 1.0 for n in self.trained}
         return self.bound * self.flat(
             {n: np.full(self.want[n].shape, bar) for n, bar in bars.items()}
@@ -69,7 +65,7 @@ class Finding:
 
     @cached_property
     def astray(self) -> list[np.ndarray]:
-        """Return which elements of `flat` are beyond the bound, per rank."""
+        """Which elements of `flat` are beyond the bound, per rank."""
         want = self.flat(self.want)
         return [~(np.abs(self.flat(g) - want) <= self.allowed) for g in self.got]
 
@@ -87,23 +83,6 @@ class Finding:
         allowed = self.bound * scale(self.want[name], self.most)
         return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
 
-    def sizes(self) -> dict[str, int]:
-        """Return {what it counts: number}: the numbers of this case that a factor may be."""
-        counts = {
-            "ranks": len(self.got),
-            "data-parallel ranks": self.split.data,
-            "tensor-parallel ranks": self.split.tensor,
-            "stages": 0 if self.split.tensor > 1 else len(self.split.stages),
-            "micro-batches": self.split.micro_batches,
-        }
-        found: dict[int, str] = {}
-        for what, count in counts.items():
-            if count > 1:
-                known = found.get(count)
-                again = known == "ranks" and what.endswith("ranks")  # the more exact one
-                found[count] = f"{known} or {what}" if known and not again else what
-        return {what: count for count, what in found.items()}
-
     def uses(self) -> str:
         """Return in how many layers all wrong parameters are, if in more than one."""
         layers = [layer.named_parameters() for layer in getattr(self.case.model, "layers", [])]
@@ -115,20 +94,25 @@ class Finding:
         wrong = [n for n in self.wrong if n != INPUT]
         if len(wrong) == len([n for n in self.names if n != INPUT]):
             return ""
-        for kind, is_one in KINDS.items():
-            if wrong and all(is_one(n) for n in wrong):
+        for kind, part in KINDS.items():
+            if wrong and all(part in n for n in wrong):
                 return f", only in {kind} ({some(wrong)})"
         return f", only in {some(wrong or self.wrong)}"
 
 
+# What the names of parameters have in common.
 KINDS = {
-    "norms": lambda n: ".norm" in n,
-    "loads of experts": lambda n: n.endswith("choice_bias"),
-    "biases": lambda n: n.endswith("bias"),
-    "gates": lambda n: ".gate." in n,
-    "experts": lambda n: ".experts." in n,
+    "norms": ".norm",
+    "loads of experts": "choice_bias",
+    "biases": "bias",
+    "gates": ".gate.",
+    "experts": ".experts.",
 }
 
 
 def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def listed(noun: str, numbers: list[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

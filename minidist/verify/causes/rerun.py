@@ -27,8 +27,9 @@ from minidist.mistakes.planted import planted
 from minidist.mistakes.register import NUMBERS, Mistake, mistakes
 from minidist.verify.causes.finding import Gradients
 from minidist.verify.compare import compare
+from minidist.verify.outcomes import Outcome, of_job
 from minidist.verify.strategies import STRATEGIES
-from minidist.verify.strategies.cases import Case, Outcome
+from minidist.verify.strategies.cases import Case
 
 LIMIT = 60.0  # seconds for all mistakes
 PATIENCE = 20.0  # seconds for one; ranks that wait for each other are found in one
@@ -84,7 +85,7 @@ def matches(strategy: str, case: Case, got: list[Gradients]) -> Iterator[str]:
     that no longer apply to the functions that the case calls.
     """
     record, found = STRATEGIES[strategy], False
-    worker = partial(record.worker, **case.options)
+    worker = partial(record.worker or partial(of_job, record.start), **case.options)
     sound, called = _watched(worker, case, len(got))
     candidates = [m for m in mistakes().values() if not called.isdisjoint(_places(m))]
     if sound is None or _equal(sound, got):

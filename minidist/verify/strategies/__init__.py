@@ -11,10 +11,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from minidist.errors import WrongInput
-from minidist.verify.strategies.cases import INPUT, Case, Division, collect, one_device
+from minidist.verify.strategies.cases import INPUT, Case, collect, one_device
 from minidist.verify.strategies.record import Strategy
 
-__all__ = ["INPUT", "STRATEGIES", "Case", "Division", "Strategy", "collect", "one_device"]
+__all__ = ["INPUT", "STRATEGIES", "Case", "Strategy", "collect", "one_device"]
 
 
 def _records() -> dict[str, Strategy]:

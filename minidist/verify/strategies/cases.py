@@ -71,11 +71,6 @@ class Case:
         """Return the loss on one device; ValueError where inputs and targets do not agree."""
         return self.loss(model(x, self.batch.randomness), self.targets)
 
-    def names(self, cut: list[range]) -> tuple[list[str], ...]:
-        """Return the names of the parameters that each stage holds."""
-        layers = self.model.layers
-        return tuple([n for i in part for n in layers[i].named_parameters()] for part in cut)
-
     def to(self, device: str) -> "Case":
         """Return the same case with the model and all arrays on a device; itself on the host."""
         if device == "cpu" and not on_gpu(self.inputs):
@@ -83,63 +78,6 @@ class Case:
         model = copy.deepcopy(self.model).to(device)
         inputs, targets = (to_device(array, device) for array in (self.inputs, self.targets))
         return replace(self, model=model, inputs=inputs, targets=targets)
-
-
-@dataclass(frozen=True)
-class Division:
-    """How a strategy cuts a case.
-
-    data           number of ranks with different examples; the slowest axis in the order of ranks
-    micro_batches  number of parts of each data rank's examples
-    stages         names of parameters per virtual stage; or per layer, if each layer communicates
-    tensor         number of ranks that hold parts of the same matrices
-    """
-
-    data: int = 1
-    micro_batches: int = 1
-    stages: tuple[list[str], ...] = ()
-    tensor: int = 1
-    each: str = "stage"  # what `stages` are called
-
-    def parts(self, examples: int) -> dict[tuple[int, int], np.ndarray]:
-        """Return {(data rank, micro-batch): its examples}, without the empty ones."""
-        shares = enumerate(np.array_split(np.arange(examples), self.data))
-        return {
-            (k, i): rows
-            for k, share in shares
-            for i, rows in enumerate(np.array_split(share, self.micro_batches))
-            if len(rows)
-        }
-
-    def behind(self, name: str) -> int:
-        """Return how many stages this gradient has passed; the input belongs to the first one."""
-        at = [k for k, names in enumerate(self.stages) if name in names]
-        return len(self.stages) - 1 - max(at, default=0)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a strategy on one rank.
-
-    gradients  by name: all of them on every rank; all arrays are on the host
-    bytes      bytes that this rank sent to compute them
-    reference  what `gradients` should be, if that is not one device's gradient: within the bound
-               if the promise is exact, else bit for bit
-    held       {name: (weights, their Shard or None)}, if the rank's matrices are split
-    used       ("F" or "B", minibatch, version) of the rank's passes in an asynchronous pipeline
-    message    what is known about the cause, if `gradients` differ from the reference
-    operations {operation: bytes that it moved}
-    reordered  whether a library added up in an order of its own, see Fabric
-    """
-
-    gradients: dict[str, np.ndarray]
-    bytes: int
-    reference: dict[str, np.ndarray] | None = None
-    held: dict[str, tuple] = field(default_factory=dict)
-    used: list[tuple[str, int, int]] = field(default_factory=list)
-    message: str | None = None
-    operations: dict[str, int] = field(default_factory=dict)
-    reordered: bool = False
 
 
 def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dict) -> Case:

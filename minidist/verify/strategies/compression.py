@@ -12,7 +12,7 @@ from minidist.planning.costs import compression as costs
 from minidist.rng import generator
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
-from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.job import Arrays, Job, Rule
 from minidist.verify.strategies.record import Costs, Strategy
 from minidist.verify.strategies.stream import Stream, momentum
@@ -153,7 +153,6 @@ def _compression(
         promise="invariant",
         cases=partial(compressed_cases, limit=limit, **options or {}),
         costs=costs,
-        split=by_examples,
         tests=(f"data_parallel/test_{file}.py",),
         **fields,
     )

@@ -12,7 +12,7 @@ from minidist.verify.strategies.cases import INPUT, Case, as_input, collect, of_
 from minidist.verify.strategies.job import Arrays, Job, OnLoss
 from minidist.verify.strategies.record import Costs, Models, Strategy
 from minidist.verify.strategies.sync_batch_norm import cnn_example
-from minidist.verify.strategies.tensor_parallel import Loss, Matrices, by_matrices
+from minidist.verify.strategies.tensor_parallel import Loss, Matrices
 
 CNN = Models("an nn.CNN", lambda model: isinstance(model, nn.CNN))
 
@@ -77,7 +77,6 @@ STRATEGIES = [
             cuts="matrices",
             example=cnn_example,
         ),
-        split=by_matrices,
     ),
     _record(
         name="spatial",

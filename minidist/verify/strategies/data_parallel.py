@@ -14,14 +14,13 @@ from minidist.datasets import shard
 from minidist.planning.costs import data_parallel as costs
 from minidist.verify.strategies.cases import (
     Case,
-    Division,
     collect,
     dual_case,
     small_cases,
     transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, certified, no_change
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, no_change
 from minidist.verify.strategies.record import ANY, LAYERS, Costs, Strategy
 
 
@@ -162,13 +161,7 @@ def hierarchical_example(ranks: int) -> Case:
     return transformer_example(ranks, stage=3, shards=shards)
 
 
-def by_examples(case: Case, ranks: int) -> Division:
-    """Every rank has some of the examples."""
-    return Division(data=ranks, micro_batches=case.options.get("micro_batches", 1))
-
-
 naive_replicas = partial(Replicas, reduce=naive.all_reduce_gradients)
-naive_worker = partial(certified, naive_replicas)
 SUMS = Costs(bytes=costs.data_parallel_bytes, of_ranks=costs.data_parallel_costs)
 
 
@@ -187,7 +180,6 @@ def _zero(stage: int, idea: str, term: str) -> Strategy:
             bytes=partial(costs.zero_bytes, stage=stage),
             of_ranks=partial(costs.zero_costs, stage=stage),
         ),
-        split=by_examples,
         models=LAYERS if stage > 1 else ANY,
         tests=("data_parallel/test_zero_memory.py", "data_parallel/test_zero.py"),
     )
@@ -205,7 +197,6 @@ STRATEGIES = [
         start=naive_replicas,
         cases=replica_cases,
         costs=SUMS,
-        split=by_examples,
         tests=("data_parallel/test_naive.py",),
     ),
     Strategy(
@@ -219,7 +210,6 @@ STRATEGIES = [
         start=Buckets,
         cases=replica_cases,
         costs=replace(SUMS, example=partial(transformer_example, cap=1 << 20)),
-        split=by_examples,
         tests=("data_parallel/test_bucketed.py",),
     ),
     _zero(1, "the optimizer's state sharded", "参数切分: 优化器状态"),
@@ -242,7 +232,6 @@ STRATEGIES = [
             compared=False,  # its gain is on links of two speeds
         ),
         ranks=(1, 2, 3, 4, 8),
-        split=by_examples,
         models=LAYERS,
         tests=("data_parallel/test_hierarchical_zero.py",),
     ),

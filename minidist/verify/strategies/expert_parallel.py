@@ -15,7 +15,7 @@ from minidist.verify.strategies.cases import (
     random_weights,
     transformer_example,
 )
-from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.job import Arrays
 from minidist.verify.strategies.record import EXPERTS, Costs, Strategy
 
@@ -110,7 +110,6 @@ STRATEGIES = [
             cuts="examples and experts",
             example=partial(transformer_example, experts=4),
         ),
-        split=by_examples,
         models=EXPERTS,
         tests=(
             "expert_parallel/test_dispatch.py",

@@ -12,12 +12,9 @@ from minidist.data_parallel.zero import ShardedLayers
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import hybrid as costs
-from minidist.planning.costs.pipeline_parallel import layout
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
-    Division,
-    of_kind,
     padded,
     random_weights,
     shares,
@@ -78,12 +75,6 @@ class OnMesh(Job):
             buffers = self.hybrid.copies.buffers
             kept |= {"gradients": buffers[:1], "parameters": buffers[1:]}
         return kept
-
-
-def by_mesh(case: Case, ranks: int) -> Division:
-    s = costs.split_of(ranks, **case.options)
-    cut, _, _ = layout(of_kind(nn.Sequential, case.model), s.order)
-    return Division(s.dp, s.m, case.names(cut), s.tp)
 
 
 MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks split matrices
@@ -223,7 +214,7 @@ mesh_costs = partial(
     cuts="layers and matrices",
     useful=costs.hybrid_useful_share,
 )
-mesh_record = partial(Strategy, ranks=(1, 2, 3, 4, 8), split=by_mesh, models=TRANSFORMERS)
+mesh_record = partial(Strategy, ranks=(1, 2, 3, 4, 8), models=TRANSFORMERS)
 STRATEGIES = [
     mesh_record(
         name="hybrid",

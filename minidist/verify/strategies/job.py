@@ -1,7 +1,7 @@
 """A strategy at work on one rank: one description of it, which two observers run.
 
-    certified      takes a batch; returns all gradients, and the bytes that were sent for them
-    watched_step   takes a batch and an update of AdamW while a watch counts what that costs
+    outcomes.of_job  takes a batch; returns all gradients, and the bytes that were sent for them
+    watched_step     takes a batch and an update of AdamW while a watch counts what that costs
 
 A record's `start` is (group, case, **options) -> Job.
 """
@@ -15,12 +15,12 @@ import numpy as np
 
 from minidist import nn, optim
 from minidist.autograd import Tensor
-from minidist.backend import Array, to_host
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.stage import Stage
-from minidist.verify.strategies.cases import INPUT, Case, Outcome, collect, of_kind
+from minidist.verify.strategies.cases import INPUT, Case, collect, of_kind
 from minidist.verify.watch import Watch, adamw
 
 Arrays = dict[str, np.ndarray]
@@ -36,14 +36,12 @@ class Job:
     groups     all that it communicates through, each with a ledger
     rule       the optimizer of a run that is certified; None: its result needs no update
     optimizer  of what this rank updates
-    used       ("F" or "B", minibatch, version) of the passes in an asynchronous pipeline
     trains     whether backward also updates, as on a stream of minibatches
     """
 
     rule: Rule | None = None
     trains = False
     optimizer: Any
-    used: Sequence[tuple[str, int, int]] = ()
 
     def __init__(self, group: Group, case: Case, model: nn.Module):
         self.group, self.case, self.model = group, case, model
@@ -102,10 +100,6 @@ class Job:
         homes = [p.home for p in self.parameters() if p.requires_grad]
         return {"homes": homes, "optimizer": self.optimizer}
 
-    def held(self) -> dict[str, tuple]:
-        """Return {name: (weights, their Shard or None)}, if this rank's matrices are split."""
-        return {}
-
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
         """Return what the result should be, bit for bit, if that is not one device's gradient.
 
@@ -123,43 +117,6 @@ def by_name(flat: FlatParameters, vector: Array) -> Arrays:
     """Return {name: array} of a flat vector, laid out as a layer's parameters are."""
     views = zip(flat.parameters, flat.views(vector), strict=True)
     return {str(p.name): view for p, view in views}
-
-
-def certified(
-    start: Callable[..., Job],
-    group: Group,
-    case: Case,
-    /,
-    on_loss: OnLoss = lambda loss: loss,
-    **options,
-) -> Outcome:
-    """Run a case on the ranks' device; return what its certificate compares, on the host."""
-    job = start(group, case.to(group.device), **options)
-    if job.rule is not None:
-        job.begin(job.rule)
-    job.backward(on_loss)
-    moved = job.sent()
-    result = job.result()
-    if job.rule is not None:
-        moved.subtract(job.sent())
-        job.step()
-        moved.update(job.sent())
-    moved = +moved  # without what only the result has moved
-    reference, message = job.reference(result)
-    return Outcome(
-        on_host(result),
-        bytes=moved.total(),
-        operations=dict(moved),
-        reference=None if reference is None else on_host(reference),
-        message=message,
-        held={name: (to_host(weights), shard) for name, (weights, shard) in job.held().items()},
-        used=list(job.used),
-        reordered=group.fabric.reordered,
-    )
-
-
-def on_host(arrays: Arrays) -> Arrays:
-    return {name: to_host(array) for name, array in arrays.items()}
 
 
 def watched_step(start: Callable[..., Job], group: Group, case: Case, watch: Watch) -> None:

@@ -11,7 +11,7 @@ from minidist.planning.costs import compression as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.compression import streams
-from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
 from minidist.verify.strategies.record import Costs, Strategy
 from minidist.verify.strategies.stream import Stream
@@ -158,7 +158,6 @@ _record = partial(
     lesson="19_fewer_bytes",
     start=local_steps,
     promise="invariant",
-    split=by_examples,
 )
 STRATEGIES = [
     _record(

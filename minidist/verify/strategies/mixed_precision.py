@@ -20,7 +20,6 @@ from minidist.replicas import check_statistics
 from minidist.rng import generator
 from minidist.rounding import FLOAT16, draws_for, rounded
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
-from minidist.verify.strategies.data_parallel import by_examples
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
 from minidist.verify.strategies.record import Costs, Strategy
 
@@ -251,7 +250,6 @@ STRATEGIES = [
             of_ranks=costs.mixed_costs,
             example=partial(transformer_example, dtype="float16"),
         ),
-        split=by_examples,
         tests=("test_mixed_precision.py",),
     )
 ]

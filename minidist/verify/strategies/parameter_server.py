@@ -16,11 +16,9 @@ from minidist.datasets import Batch, shard
 from minidist.errors import WrongInput, check_options
 from minidist.planning.costs import parameter_server as costs
 from minidist.planning.costs.cost import Cost
-from minidist.verify.causes import cause_of
-from minidist.verify.replays.parameter_server import everyones_logs, replay_server
+from minidist.verify.replays.parameter_server import equal_to, everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
     Case,
-    Division,
     collect,
     small_cases,
     transformer_example,
@@ -126,7 +124,7 @@ class ServedStream(Served):
         want = self.replay(logs)
         if all(np.array_equal(result[name], w) for name, w in want.items()):
             return want, None
-        return want, cause_of.replays(result, self.wrong_replays(logs))
+        return want, equal_to(result, self.wrong_replays(logs))
 
     def replay(self, logs: list, backward=None, optimizer=momentum, **more) -> Arrays:
         how = backward or self.again, optimizer
@@ -256,7 +254,6 @@ STRATEGIES = [
         start=synchronous,
         cases=small_cases,
         costs=_costs(clock_bytes),
-        split=lambda case, ranks: Division(data=len(_workers(ranks))),
     ),
     _stale(
         name="downpour",

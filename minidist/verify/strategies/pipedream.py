@@ -19,7 +19,7 @@ from minidist.planning.pipedream import options_of, pipedream
 from minidist.replicas import fingerprint
 from minidist.rng import generator
 from minidist.verify.replays.pipedream import replay
-from minidist.verify.strategies.cases import Case, Division, collect, of_kind, transformer_example
+from minidist.verify.strategies.cases import Case, collect, of_kind, transformer_example
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name
 from minidist.verify.strategies.pipeline_parallel import cut_with_leaves, everyones, input_gradient
 from minidist.verify.strategies.record import LAYERS, Costs, Strategy
@@ -74,7 +74,6 @@ class AsynchronousStages(Job):
 
     def backward(self, on_loss: OnLoss) -> None:
         self.pipe.train(self.batch)
-        self.used = self.pipe.used
 
     def result(self) -> Arrays:
         if self.minibatches:
@@ -191,9 +190,6 @@ def _stream(
             cuts="layers",
             useful=partial(stream_useful_share, schedule=name),
             example=partial(transformer_example, minibatches=8),
-        ),
-        split=lambda case, ranks: Division(
-            stages=case.names(cut_of(len(case.model.layers), ranks))
         ),
         tests=("pipeline_parallel/test_pipedream.py",),
         **fields,

@@ -22,7 +22,6 @@ from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     INPUT,
     Case,
-    Division,
     as_input,
     collect,
     of_kind,
@@ -149,13 +148,6 @@ def pipeline_costs(order: Order, **more) -> Costs:
     )
 
 
-def by_layers(case: Case, ranks: int, order: Order) -> Division:
-    cut, _, _ = costs.layout(of_kind(nn.Sequential, case.model), order(case, ranks))
-    given = case.options.get("programs")  # a wrong schedule's own may miss some micro-batches
-    m = micro_batches_of(given) if given else chosen(case, ranks, **case.options)[0]
-    return Division(micro_batches=m, stages=case.names(cut))
-
-
 def _pipeline(
     *,
     schedule: str,
@@ -181,7 +173,6 @@ def _pipeline(
         cases=partial(pipeline_cases, most_chunks=most_chunks),
         models=LAYERS,
         costs=pipeline_costs(order, bound=bound),
-        split=partial(by_layers, order=order),
         tests=tuple(f"pipeline_parallel/test_{name}.py" for name in tests.split()),
         **fields,
     )

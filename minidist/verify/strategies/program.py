@@ -1,7 +1,6 @@
 """Any program, yours too: programs without a name, run on real ranks and certified."""
 
 from dataclasses import replace
-from functools import partial
 from random import Random
 
 from minidist import nn
@@ -13,7 +12,6 @@ from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify.strategies.cases import Case, of_kind, transformer_example
 from minidist.verify.strategies.pipeline_parallel import (
     Stages,
-    by_layers,
     pipeline_cases,
     pipeline_costs,
 )
@@ -98,7 +96,6 @@ STRATEGIES = [
             compared=False,  # nobody chooses an order that is drawn at random
             bound=True,
         ),
-        split=partial(by_layers, order=programs_of),
         tests=tuple(
             f"pipeline_parallel/test_{name}.py"
             for name in ("text", "pytorch", "own_programs", "validation")

@@ -10,7 +10,7 @@ from minidist.planning.costs import data_parallel as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.compression import streams
-from minidist.verify.strategies.data_parallel import Shards, by_examples, kept_by
+from minidist.verify.strategies.data_parallel import Shards, kept_by
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
 from minidist.verify.strategies.record import LAYERS, Costs, Strategy
 from minidist.verify.strategies.stream import Stream, momentum
@@ -86,7 +86,6 @@ STRATEGIES = [
             of_ranks=costs.zero_costs,
             example=partial(transformer_example, block=128),
         ),
-        split=by_examples,
         models=LAYERS,
         tests=("data_parallel/test_quantized_gather.py",),
     )

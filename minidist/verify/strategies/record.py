@@ -7,7 +7,6 @@ record per strategy, in a list STRATEGIES, and the jobs that the records refer t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Integral
 from types import MappingProxyType
 
@@ -18,8 +17,8 @@ from minidist.errors import WrongInput, check_number, check_options
 from minidist.planning.costs.cost import Cost
 from minidist.planning.costs.data_parallel import examples_limit
 from minidist.planning.costs.single_device import single_device_cost
-from minidist.verify.strategies.cases import Case, Division, Outcome, as_input, transformer_example
-from minidist.verify.strategies.job import Job, certified, watched_step
+from minidist.verify.strategies.cases import Case, as_input, transformer_example
+from minidist.verify.strategies.job import Job, watched_step
 from minidist.verify.watch import Watch
 
 
@@ -94,12 +93,11 @@ class Strategy:
              order of its own, both are promised up to the order of sums: see `equivalence.check`
     cases    ranks -> models and batches that the strategy can split on these ranks
     ranks    the numbers of ranks on which it is shown
-    split    (case, ranks) -> how it cuts the case, for the diagnosis
     models   the models that it can split
     tests    names of its own tests below tests/, in addition to its certificate
     check_case
              (case, ranks): raises ValueError for options that these ranks cannot run
-    worker   (group, case, **options) -> Outcome, on every rank; by default `start`, certified
+    worker   (group, case, **options) -> Outcome, on every rank; None: `start`, see outcomes.py
     """
 
     name: str
@@ -114,11 +112,10 @@ class Strategy:
     costs: Costs
     promise: str = "exact"
     ranks: tuple[int, ...] = (1, 2, 3, 4)
-    split: Callable[[Case, int], Division] = lambda case, ranks: Division()
     models: Models = ANY
     tests: tuple[str, ...] = ()
     check_case: Callable[[Case, int], object] = lambda case, ranks: None
-    worker: Callable[..., Outcome] = None  # type: ignore[assignment]  # __post_init__ sets it
+    worker: Callable | None = None
 
     def check(
         self, case: Case, ranks: int, options: Mapping[str, object] = MappingProxyType({})
@@ -146,10 +143,6 @@ class Strategy:
     def most_ranks(self) -> int:
         """The number of ranks on which it is compared: four, or fewer if it can use only these."""
         return max(size for size in self.ranks if size <= 4)
-
-    def __post_init__(self):
-        if self.worker is None:
-            object.__setattr__(self, "worker", partial(certified, self.start))
 
     def step(self, group: Group, case: Case, watch: Watch) -> None:
         """Take one step with AdamW, watched."""

@@ -7,7 +7,7 @@ from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.planning.costs import data_parallel as costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import Case, random_weights
-from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.record import Costs, Strategy
 
 
@@ -60,7 +60,6 @@ STRATEGIES = [
             of_ranks=costs.data_parallel_costs,
             example=cnn_example,
         ),
-        split=by_examples,
         tests=("data_parallel/test_sync_batch_norm.py",),
     )
 ]

@@ -24,7 +24,6 @@ from minidist.tensor_parallel.vocab_parallel import split_tables
 from minidist.verify.strategies.cases import (
     INPUT,
     Case,
-    Division,
     as_input,
     collect,
     of_kind,
@@ -107,16 +106,6 @@ class Matrices(Job):
             found[INPUT] = self.x.grad
         return found
 
-    def held(self) -> dict[str, tuple]:
-        # Forward moves what is frozen: running statistics.
-        named = self.model.named_parameters().items()
-        return {name: (p.data, p.shard) for name, p in named if p.requires_grad}
-
-
-def by_matrices(case: Case, ranks: int) -> Division:
-    layers = case.names([range(i, i + 1) for i in range(len(case.model.layers))])
-    return Division(stages=layers, tensor=ranks, each="layer")
-
 
 def _split_loss(group: Group, case: Case) -> Loss:
     assert isinstance(case.model, nn.Transformer | nn.Seq2Seq)
@@ -177,7 +166,6 @@ _record = partial(
     family="matrices",
     paper="Shoeybi et al. 2019, section 3",
     cases=transformers_cases,
-    split=by_matrices,
     models=TRANSFORMERS,
 )
 STRATEGIES = [
