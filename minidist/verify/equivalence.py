@@ -27,8 +27,8 @@ import numpy as np
 from minidist import nn
 from minidist.backend import as_array
 from minidist.comm import Cluster
-from minidist.comm.ledger import BY_FORMULA
-from minidist.comm.local import by_value
+from minidist.comm.communicator import BY_FORMULA
+from minidist.comm.local import worker as by_value
 from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input, nearest, plural
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
