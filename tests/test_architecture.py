@@ -49,8 +49,7 @@ MAY_IMPORT = {
     **dict.fromkeys(AXES, BELOW_AXES),
     "mixed_precision": BELOW_AXES,
     "checkpoint": BELOW_AXES,
-    "hybrid": BELOW_AXES | AXES | {"hybrid_checks"},
-    "hybrid_checks": BELOW_AXES | AXES,
+    "hybrid": BELOW_AXES | AXES,
     "planning": BELOW_AXES | {"context_parallel", "pipeline_parallel", "hybrid"},
     "mistakes": {"errors"},
     "interop": {"backend", "errors", "nn"},
@@ -161,10 +160,8 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "autograd/products.py": "array ascontiguousarray matmul",
     "comm/group.py": "array",
     "context_parallel/transformer.py": "argsort concatenate",
-    "data_parallel/parameter_server.py": "array",
-    "data_parallel/server_plan.py": "zeros",
-    "data_parallel/sparse_update.py": """arange array concatenate diff flatnonzero logical_or repeat
-        searchsorted unique zeros""",
+    "data_parallel/parameter_server.py": """arange array concatenate diff flatnonzero logical_or
+        repeat searchsorted unique zeros""",
     "data_parallel/zero.py": "array",
     "expert_parallel/dispatch.py": "arange argsort cumsum repeat stack tile",
     "expert_parallel/once_per_rank.py": "append concatenate cumsum stack unique",
@@ -179,8 +176,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/router.py": """arange argsort bincount cumsum flatnonzero ones sign sort take_along_axis
         where zeros""",
     "nn/shard.py": "arange divmod unique where",
-    "optim/adagrad.py": "sqrt",  # in the texts of NumPy
-    "optim/adam.py": "sqrt",
+    "optim/rules.py": "sqrt",  # in the texts of NumPy
     "pipeline_parallel/pipeline.py": "array",
     "replicas/gradients.py": "array",
     "replicas/whole_matrices.py": "arange array flatnonzero frombuffer ones",

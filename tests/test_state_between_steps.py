@@ -884,7 +884,7 @@ def test_servers_keep_the_weights_so_that_none_can_be_loaded(cluster):
 
 # Classes that keep something from step to step: where it is shown here, or why it need not be.
 KEPT = {
-    "data_parallel/error_feedback.py:Memory": "top_k, sign, int8, power_sgd",
+    "data_parallel/compression.py:Memory": "top_k, sign, int8, power_sgd",
     "data_parallel/power_sgd.py:PowerSGD": "power_sgd",
     "data_parallel/local_sgd.py:LocalSGD": "local SGD 3",
     "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",

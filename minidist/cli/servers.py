@@ -10,8 +10,7 @@ from minidist.cli.arguments import RANKS, STEPS, add_flag, add_option, option_of
 from minidist.cli.presets import PRESETS
 from minidist.comm import Group
 from minidist.comm import run as run_on_ranks
-from minidist.data_parallel.parameter_server import Push
-from minidist.data_parallel.server_plan import ServerPlan
+from minidist.data_parallel.parameter_server import Push, ServerPlan
 from minidist.errors import WrongInput
 from minidist.training.kinds import KINDS, Data, model_of
 from minidist.training.servers import Minibatches, rule, train_with_servers, workers_among

@@ -16,10 +16,10 @@ from minidist.cli.train_options import add_options, data_of, keep_of, settings_o
 from minidist.comm import nccl
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
-from minidist.data_parallel.server_plan import ServerPlan
+from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput, plural
-from minidist.hybrid_checks import check_whole_backward
+from minidist.hybrid import check_whole_backward
 from minidist.observe.style import save_loss_curve
 from minidist.observe.timeline import FIGURES, check_path
 from minidist.pipeline_parallel.schedules import programs

@@ -5,6 +5,5 @@ Every rank holds the whole model: read `naive.py`, then `replicated.py`, which t
 part of the sum is left out or comes later, `compression.py`, `power_sgd.py`, `local_sgd.py`,
 `streaming_diloco.py`. Every rank keeps a different part of the model: `zero.py`, with
 `zero_layers.py`; between hosts with a slow network, `hierarchical_zero.py` and
-`quantized_gather.py`. Some ranks keep the weights for all others: `parameter_server.py`, then
-`server_plan.py` (what they agree on) and `sparse_update.py`.
+`quantized_gather.py`. Some ranks keep the weights for all others: `parameter_server.py`.
 """

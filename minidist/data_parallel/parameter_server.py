@@ -35,20 +35,114 @@ slice (`parameter_server_bytes` in planning/costs/), 1 for the answer to a semi-
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+from operator import le
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd.recording import Since
-from minidist.backend import Array, array_module, on_device_of
+from minidist.backend import Array, array_module, on_device_of, to_host
 from minidist.comm import Group
-from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, ServerPlan
-from minidist.data_parallel.sparse_update import add_up
-from minidist.errors import WrongInput
+from minidist.errors import WrongInput, check_number
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.optim import Optimizer
+from minidist.pieces import split_ends
+from minidist.replicas import check_same_weights, check_statistics
 
+PULL, PUSH, FINISH = range(3)
+HEAD, BODY = range(2)  # tags: what a message is about, and its payload
 SERVED = "servers keep it until role.gather(), which train() calls; load weights before join()"
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """How ranks share the work; the same on all of them.
+
+    servers         number of servers: the first ranks, each with a slice; the others are workers
+    staleness       how many clocks a worker may be ahead of the slowest one (0: none; None: any
+                    number); with a quorum, how many updates in a row a worker may miss
+    quorum          how many workers suffice for an update (None: all if staleness is 0, else one)
+    n_fetch, n_push minibatches from one pull to the next, and from one push to the next
+    local_lr        learning rate with which a worker updates its own copy between pulls
+    sparse          push only rows that are not zero; for optimizers that leave the others alone
+    check_weights   whether the ranks first compare their weights (see check_same_weights)
+    """
+
+    servers: int = 1
+    staleness: int | None = 0
+    quorum: int | None = None
+    n_fetch: int = 1
+    n_push: int = 1
+    local_lr: float = 0.0
+    sparse: bool = False
+    check_weights: bool = True
+
+    def __post_init__(self):
+        counts = {"servers": 1, "n_fetch": 1, "n_push": 1}
+        counts |= {} if self.quorum is None else {"quorum": 1}
+        counts |= {} if self.staleness is None else {"staleness": 0}
+        for name, low in counts.items():
+            words, allows = f"{name} is a whole number from {low}", partial(le, low)
+            check_number(words, getattr(self, name), allows, Integral)
+        free = self.staleness is None and self.quorum is None
+        if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
+            raise WrongInput(
+                "n_fetch, n_push and local_lr are Downpour's: use staleness=None without a quorum; "
+                "under any other plan a worker pulls and pushes at every clock"
+            )
+
+    def workers(self, ranks: int) -> int:
+        """Return how many ranks work; ValueError if none does, or fewer than a quorum."""
+        if ranks <= self.servers:
+            raise WrongInput(
+                f"{self.servers} servers on {ranks} ranks leave no worker; "
+                f"use {self.servers + 1} ranks or more, or fewer servers"
+            )
+        workers = ranks - self.servers
+        if self.quorum is not None and self.quorum > workers:
+            raise WrongInput(
+                f"quorum={self.quorum} of {workers} workers is never reached; use {workers} or "
+                f"fewer, or {self.servers + self.quorum} ranks or more"
+            )
+        return workers
+
+
+def check_fixed_statistics(model: nn.Module) -> None:
+    """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
+    for norm in model.modules(nn.BatchNorm):
+        if norm.training:
+            raise WrongInput(
+                f"{norm.name} moves its running statistics on the worker that uses them, and no "
+                "server has them; use model.eval() to train with fixed ones, or average gradients "
+                "(data_parallel/naive.py)"
+            )
+
+
+class Member:
+    """What servers and workers have in common: the model as one flat vector, and their group."""
+
+    def __init__(self, group: Group, model: nn.Module, plan: ServerPlan):
+        workers = plan.workers(group.size)  # raises if none does
+        check_fixed_statistics(model)
+        check_statistics(model, workers)
+        self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
+        if plan.check_weights:
+            check_same_weights(model, group)
+        self.group, self.model, self.plan = group.split(0), model, plan
+        self.group.all_gather(np.zeros(0), label=str(plan))  # one plan everywhere, or an error
+        ends = split_ends(self.flat.size, plan.servers)
+        self.slices = [slice(*ends[k : k + 2]) for k in range(plan.servers)]
+        self.blocks = [Blocks(self.flat, s.start, s.stop) for s in self.slices if plan.sparse]
+
+    def gather(self) -> None:
+        """Write the servers' weights into every rank's model."""
+        own = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
+        self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])
+        self.flat.changed()
+        for p in self.flat.parameters:
+            p.elsewhere = None
 
 
 @dataclass(frozen=True)
@@ -291,3 +385,50 @@ def train(
         role.finish()
     role.gather()
     return role
+
+
+class Blocks:
+    """The rows of all parameters in elements start to stop of a flat vector, for sparse updates.
+
+    A batch of B T tokens touches at most B T of an embedding's V rows. The gradients of all other
+    rows are zero, and a server whose optimizer leaves such rows alone does not need them.
+
+        weight[V, C]  ->  blocks of C elements        bias[C]  ->  one block
+        message       ->  numbers of the touched blocks, int64, and then the elements of these
+
+    Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014), section
+    3.2, send a range of (key, value) pairs in the same way.
+
+    ends  where each row begins and ends, counted from `start`; rows are cut at start and stop
+    """
+
+    def __init__(self, flat: FlatParameters, start: int, stop: int):
+        ends = {start, stop}
+        for offset, shape, p in zip(flat.offsets, flat.shapes, flat.parameters, strict=True):
+            row = max(1, shape[-1] if len(shape) > 1 else p.size)
+            ends.update(end for end in range(offset, offset + p.size, row) if start < end < stop)
+        self.ends = np.array(sorted(ends)) - start
+        self.sizes = np.diff(self.ends)
+
+    def pack(self, gradient: Array) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the blocks that are not all zeros, and their elements."""
+        gradient = to_host(gradient)
+        if not len(gradient):
+            return np.zeros(0, np.int64), gradient
+        touched = np.logical_or.reduceat(gradient != 0, self.ends[:-1])
+        return np.flatnonzero(touched), gradient[np.repeat(touched, self.sizes)]
+
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the positions of the elements of these blocks."""
+        if not len(numbers):
+            return np.zeros(0, np.int64)
+        return np.concatenate([np.arange(self.ends[n], self.ends[n + 1]) for n in numbers])
+
+
+def add_up(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Add sparse vectors, each (positions, elements), in this order; return one such pair."""
+    everywhere = np.unique(np.concatenate([positions for positions, _ in parts]))
+    total = np.zeros(len(everywhere), parts[0][1].dtype)
+    for positions, elements in parts:
+        total[np.searchsorted(everywhere, positions)] += elements
+    return everywhere, total

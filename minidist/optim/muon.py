@@ -21,7 +21,7 @@ from minidist.backend import Array, array_module, widen
 from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
 from minidist.nn.flat_parameters import FlatSlice
-from minidist.optim.adam import AdamW
+from minidist.optim.rules import AdamW
 
 Parts = list[tuple[Slice, Array]]  # elements of matrices, and vectors as long as they
 Update = Callable[[str, Array], Array]  # (name, U[A, B]) -> what W moves along, [A, B]

@@ -5,10 +5,11 @@ on it. (A rank whose shard was empty has no gradient, and its update must not de
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from minidist.autograd.kernels import rules
 from minidist.autograd.recording import tick
 from minidist.backend import (
     Array,
@@ -22,8 +23,10 @@ from minidist.backend import (
 from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatSlice, flat_slices, moved
 from minidist.nn.parameter import Parameter
-from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
 from minidist.optim.stochastic_rounding import StochasticRounding
+
+# Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
+PIECE = 1 << 15
 
 # The allowed values of each setting: in words, and as a test. With eps = 0, a gradient that has
 # always been 0 would move a weight by 0 / 0. True is no number.
@@ -275,3 +278,33 @@ class Optimizer:
     def _use_buffers(self) -> None:
         for p in self.parameters:
             p.use_buffer()
+
+
+def sum_of_squares(x: Array, out: Array | None = None) -> Array:
+    """Return the sum of the squares of a vector in float64; on the host, pieces are added up.
+
+    A piece adds up in its own dtype, which is fast, or in float64 if its sum is too large for that.
+    """
+    if on_gpu(x):
+        return rules.sum_of_squares(widen(x), out=out)
+    total = 0.0
+    with np.errstate(over="ignore"):
+        for start in range(0, len(x), PIECE):
+            piece = widen(x[start : start + PIECE])
+            square = (piece @ piece).astype(np.float64)
+            if square == math.inf:
+                piece = piece.astype(np.float64)
+                square = piece @ piece
+            total += square
+    return total
+
+
+def scale_on_gpu(gradients: Sequence[Array], max_norm: float) -> Array:
+    """Scale vectors by min(1, max_norm / norm); return the norm. The host does not wait for it."""
+    squares = array_module(gradients[0]).empty(len(gradients), np.float64)
+    for i, gradient in enumerate(gradients):
+        sum_of_squares(gradient, out=squares[i])
+    norm = rules.root_of_sum(squares)
+    for gradient in gradients:
+        rules.clip(norm, max_norm, gradient)
+    return norm

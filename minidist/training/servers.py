@@ -1,7 +1,7 @@
 """The training loop of `minidist train --servers N`: servers keep the weights, workers train.
 
 Dean et al., Large Scale Distributed Deep Networks (NIPS 2012), section 4.1: Downpour SGD. Who
-waits for whom, and what is pushed, is a `ServerPlan` (data_parallel/server_plan.py). W: workers.
+waits for whom, and what is pushed, is a `ServerPlan` (parameter_server.py). W: workers.
 
     batch          the batches of train.py; each is cut over the W workers. Worker w's part of batch
                    k is minibatch n = k W + w: every example of every batch is used once

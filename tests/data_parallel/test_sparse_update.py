@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.data_parallel.parameter_server import ServerPlan
-from minidist.data_parallel.sparse_update import Blocks, add_up
+from minidist.data_parallel.parameter_server import Blocks, ServerPlan, add_up
 from minidist.errors import RankFailed
 from minidist.nn.flat_parameters import FlatParameters
 from tests.data_parallel.serving import run_and_replay, session

@@ -9,7 +9,7 @@ import pytest
 from minidist.checkpoint import Keep
 from minidist.comm import run
 from minidist.comm.communicator import Ledger
-from minidist.data_parallel.server_plan import ServerPlan
+from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.datasets import Text
 from minidist.errors import RankFailed
 from minidist.training.loop import train, warm_up_and_decay

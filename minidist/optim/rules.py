@@ -1,4 +1,4 @@
-"""Adam, and AdamW, which decays weights beside the gradient and not through it."""
+"""The rules: SGD, Adagrad, Adam, and AdamW, which decays weights beside the gradient."""
 
 import math
 
@@ -8,6 +8,67 @@ from minidist.autograd.kernels import rules
 from minidist.backend import on_gpu
 from minidist.nn import Parameter
 from minidist.optim.optimizer import Optimizer
+
+
+class SGD(Optimizer):
+    """g += wd p;  m = mu m + g;  p -= lr m  (heavy ball, Polyak 1964; momentum 0: m = g)."""
+
+    momentum: float
+    weight_decay: float
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(parameters, lr, momentum=momentum, weight_decay=weight_decay)
+
+    @property
+    def state_arrays(self) -> int:
+        return 1 if self.momentum else 0
+
+    @property
+    def skips_zeros(self) -> bool:
+        return not self.momentum and not self.weight_decay
+
+    def rule(self, p, g, m=None):
+        if on_gpu(p):
+            if m is None:
+                return rules.sgd(g, self.lr, self.weight_decay, p)
+            return rules.momentum(g, self.lr, self.weight_decay, self.momentum, p, m)
+        if self.weight_decay:
+            g = g + self.weight_decay * p
+        if m is not None:
+            m *= self.momentum
+            m += g
+            g = m
+        p -= self.lr * g
+
+
+class Adagrad(Optimizer):
+    """a += g^2;  p -= lr g / (sqrt a + eps)  (Duchi, Hazan, Singer 2011; diagonal).
+
+    Each element has its own rate, which falls with the gradients it has seen; elements that are
+    rarely touched keep a large rate. The eps, their delta (figure 1), makes 0 / 0 equal 0.
+    """
+
+    state_arrays = 1
+    eps: float
+
+    def __init__(self, parameters: list[Parameter], lr: float, eps: float = 1e-10):
+        super().__init__(parameters, lr, eps=eps)
+
+    @property
+    def skips_zeros(self) -> bool:
+        return True
+
+    def rule(self, p, g, a):
+        if on_gpu(p):
+            return rules.adagrad(g, self.lr, self.eps, p, a)
+        a += g * g
+        p -= self.lr * (g / (np.sqrt(a) + self.eps))
 
 
 class Adam(Optimizer):
