@@ -38,7 +38,9 @@ class BatchNorm(Function):
         self.eps, self.fixed, self.sum_over_ranks = eps, fixed, sum_over_ranks
 
     def forward(self, x: Array, gain: Array, bias: Array) -> Array:
-        check_channels(x, gain)
+        if x.ndim < 2 or x.shape[1] != len(gain):
+            C = len(gain)
+            raise WrongInput(f"batch norm of {C} channels takes [B, {C}, ...], not {list(x.shape)}")
         wide = widen(x)
         if self.fixed is None:
             n = self.center(wide)
@@ -109,13 +111,6 @@ def statistics(
         )
     rest = rest / count
     return center + rest, array_module(d).maximum(squares / count - rest * rest, 0), count
-
-
-def check_channels(x: Array, gain: Array) -> None:
-    if x.ndim < 2 or x.shape[1] != len(gain):
-        raise WrongInput(
-            f"batch norm of {len(gain)} channels takes [B, {len(gain)}, ...], not {list(x.shape)}"
-        )
 
 
 def count_per_channel(x: Array) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 
 from minidist.autograd.checks import check_axes, check_exponent, check_index, is_basic
 from minidist.autograd.deferred import Gradient
-from minidist.autograd.sugar import Axis
-from minidist.autograd.tensor import Function
+from minidist.autograd.tensor import Axis, Function
 from minidist.backend import Array, add_at, array_module, matmul, mean_over, sum_over, widen
 from minidist.errors import WrongInput
 

@@ -2,17 +2,18 @@
 
 Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B)
 and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. This
-file has the tensor, the function, and back-propagation, in this order; operators.py has functions.
+file has the tensor, the function, and back-propagation, in this order; operators.py has what
+`a + b` and `a.sum()` apply.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from types import ModuleType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from minidist.autograd import checks
 from minidist.autograd.deferred import Deferred, Gradient, deliver
 from minidist.autograd.recording import switch, tick
-from minidist.autograd.sugar import Operators
 from minidist.backend import Array, array_module, as_array, sum_over
 from minidist.errors import WrongInput
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Edge: TypeAlias = "Tensor | Function | None"  # where the gradient of an input goes
+Axis = int | tuple[int, ...] | None
 
 
-class Tensor(Operators["Tensor"]):
+class Tensor:
     """An array, and what backward needs to know about it.
 
     data           NumPy or CuPy array, any shape
@@ -31,6 +33,7 @@ class Tensor(Operators["Tensor"]):
     creator        the Function that made it, or None for a leaf
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
     product        what makes the function of products with this weight (eight_bits.py), or None
+    ops            operators.py, set by the package because that module imports this one
     """
 
     data: Array
@@ -41,7 +44,13 @@ class Tensor(Operators["Tensor"]):
     hooks: tuple[Callable, ...] = ()
     product: "Callable[[bool], Function] | None" = None
     name: str | None = None
+    ops: ModuleType
     __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's
+    __hash__ = object.__hash__  # a tensor may be a key: it is equal to itself alone
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = checks.no_comparison
+    __eq__ = checks.only_itself
+    __array__ = __array_function__ = checks.no_numpy
+    __rpow__ = checks.no_exponent
 
     def __init__(
         self, data: "ArrayLike | Tensor", requires_grad: bool = False, name: str | None = None
@@ -114,6 +123,43 @@ class Tensor(Operators["Tensor"]):
         dx = contribution() if callable(contribution) else contribution
         dx = as_array(unbroadcast(dx, self.data.shape))
         self.grad = dx.copy() if self.grad is None else self.grad + dx
+
+    # fmt: off
+    def __add__(self, other) -> "Tensor": return self.ops.Add()(self, other)
+    def __sub__(self, other) -> "Tensor": return self.ops.Subtract()(self, other)
+    def __mul__(self, other) -> "Tensor": return self.ops.Multiply()(self, other)
+    def __truediv__(self, other) -> "Tensor": return self.ops.Divide()(self, other)
+    def __pow__(self, exponent: float) -> "Tensor": return self.ops.Power(exponent)(self)
+    def __matmul__(self, other) -> "Tensor": return self.ops.MatMul()(self, other)
+    def __neg__(self) -> "Tensor": return self.ops.Multiply()(self, -1)
+    def __radd__(self, other) -> "Tensor": return self.ops.Add()(other, self)
+    def __rsub__(self, other) -> "Tensor": return self.ops.Subtract()(other, self)
+    def __rmul__(self, other) -> "Tensor": return self.ops.Multiply()(other, self)
+    def __rtruediv__(self, other) -> "Tensor": return self.ops.Divide()(other, self)
+    def __rmatmul__(self, other) -> "Tensor": return self.ops.MatMul()(other, self)
+    def __getitem__(self, index) -> "Tensor": return self.ops.GetItem(index)(self)
+    def exp(self) -> "Tensor": return self.ops.Exp()(self)
+    def log(self) -> "Tensor": return self.ops.Log()(self)
+    # fmt: on
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Sum(axis, keepdims)(self)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Mean(axis, keepdims)(self)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Max(axis, keepdims)(self)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> "Tensor":
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return self.ops.Reshape(shape)(self)
+
+    def transpose(self, *axes: int | tuple[int, ...]) -> "Tensor":
+        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return self.ops.Transpose(axes)(self)
+
+    T = property(transpose)
 
 
 class Function:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from minidist.autograd import Tensor, functions
 from minidist.autograd import batch_norm as statistics
 from minidist.autograd.recording import is_recording
-from minidist.backend import Array, array_module
+from minidist.backend import array_module
 from minidist.errors import check_number, check_sizes
 from minidist.nn.module import Module, constant
 from minidist.rng import Randomness
@@ -95,12 +95,9 @@ class BatchNorm(Module):
         function = statistics.BatchNorm(self.eps, sum_over_ranks=self.sum_over_ranks)
         y = function(x, self.gain, self.bias)
         if is_recording():  # a pass that is computed again moves them once
-            count = function.count
-            self._move(function.mean, function.var * (count / (count - 1)))
+            count, mean, xp = function.count, function.mean, array_module(function.mean)
+            var = function.var * (count / (count - 1))
+            finite = xp.isfinite(mean) & xp.isfinite(var)
+            for running, value in (self.running_mean, mean), (self.running_var, var):
+                running.data += self.momentum * xp.where(finite, value - running.data, 0)
         return y
-
-    def _move(self, mean: Array, var: Array) -> None:
-        xp = array_module(mean)
-        finite = xp.isfinite(mean) & xp.isfinite(var)
-        for running, value in (self.running_mean, mean), (self.running_var, var):
-            running.data += self.momentum * xp.where(finite, value - running.data, 0)
