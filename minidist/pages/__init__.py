@@ -10,7 +10,7 @@ attention.py     a sequence over ranks, hop by hop
 experts.py       tokens that travel to experts
 build.py         the pages as part of the site, where Pyodide answers, or a table made beforehand
 server.py        `minidist explore`: the same pages, answered by this package on this machine
-sandboxed.py     a reader's Python, which the server runs in the labs' sandbox
+written.py       a reader's Python, which the server runs in the labs' sandbox
 real_run.py      a program on real ranks: certified, measured, simulated
 static/          one HTML file, and one script, per page; page.css and page.js are common to all
 

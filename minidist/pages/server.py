@@ -23,7 +23,7 @@ from urllib.parse import parse_qs
 from minidist.errors import WrongInput, check_name
 from minidist.pages import answers, build, schedules
 from minidist.pages.real_run import RealRun
-from minidist.pages.sandboxed import Written
+from minidist.pages.written import Written
 from minidist.pipeline_parallel.text import Unreadable
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from minidist.pages import server
-from minidist.pages.sandboxed import Written
+from minidist.pages.written import Written
 from tests.site.conftest import serving
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(300)]
