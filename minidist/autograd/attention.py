@@ -216,8 +216,8 @@ def document_attention(qkv: Tensor, documents: Documents | None) -> Tensor:
     if not documents:
         return causal_attention(qkv)
     windows = [qkv[:, i : i + 1] for i in range(len(documents))]
-    found = [
+    attended = [
         functions.concatenate([causal_attention(one[..., a:b, :]) for a, b in runs], axis=2)
         for one, runs in zip(windows, documents, strict=True)
     ]
-    return functions.concatenate(found)
+    return functions.concatenate(attended)

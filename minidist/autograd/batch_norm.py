@@ -56,10 +56,10 @@ class BatchNorm(Function):
 
     def center(self, x: Array) -> Array:
         """Return X - mean, and set the statistics of the whole batch."""
-        own = sum_per_channel(x) / max(1, count_per_channel(x))
-        d = x - along(own, x)
-        self.mean, self.var, self.count = statistics(own, d, self.sum_over_ranks)
-        d -= along((self.mean - own).astype(x.dtype, copy=False), x)
+        center = sum_per_channel(x) / max(1, count_per_channel(x))  # of this rank's part
+        d = x - along(center, x)
+        self.mean, self.var, self.count = statistics(center, d, self.sum_over_ranks)
+        d -= along((self.mean - center).astype(x.dtype, copy=False), x)
         self.mean, self.var = (a.astype(x.dtype, copy=False) for a in (self.mean, self.var))
         return d
 

@@ -126,9 +126,9 @@ def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
     """If some are on a GPU, make the host's scalars numbers; ValueError for its arrays."""
     if not any(on_gpu(x) for x in arrays):
         return arrays  # of subclasses of numpy.ndarray
-    for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
+    for i, (source, x) in enumerate(zip(inputs, arrays, strict=True)):
         if isinstance(x, ndarray):
-            if x.ndim or hasattr(given, "requires_grad"):
+            if x.ndim or hasattr(source, "requires_grad"):
                 raise WrongInput(
                     f"{type(function).__name__} of an array on the host, {x.dtype}{list(x.shape)}, "
                     "and one on a GPU; move one of them with backend.to_device, or a model "

@@ -121,14 +121,14 @@ def cross_entropy(
     """
     V = logits.shape[-1]
     domain = "the {} classes of the logits"
-    given = values_of(targets)
-    targets = check_indices(given, "target", V, logits.data, domain, first=IGNORED)
+    values = values_of(targets)
+    targets = check_indices(values, "target", V, logits.data, domain, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
         raise WrongInput(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
         )
-    size = reduction_size_or(targets if on_gpu(given) else given, reduction_size)
+    size = reduction_size_or(targets if on_gpu(values) else values, reduction_size)
     return CrossEntropy(targets, size)(logits)
 
 
@@ -156,21 +156,21 @@ def scaled(loss: Tensor, scale: float) -> Tensor:
     return loss if scale == 1 else ScaleGradient(float(scale))(loss)
 
 
-def reduction_size_or(targets: Array, given: float | None) -> float | Array:
-    """Return the reduction size that was given, or by default the number of targets that count.
+def reduction_size_or(targets: Array, size: float | None) -> float | Array:
+    """Return the reduction size, by default the number of targets that count.
 
     The count of integers on a GPU stays there, because to look at it would wait for the device.
     """
-    if given is None and on_gpu(targets) and targets.dtype.kind == "i":
+    if size is None and on_gpu(targets) and targets.dtype.kind == "i":
         return (targets != IGNORED).sum()
-    if given is None and not (given := counted(targets)):
+    if size is None and not (size := counted(targets)):
         raise WrongInput(
             f"none of {targets.size} targets counts: a part of a batch without any needs "
             "reduction_size=, the number of targets that count in the whole batch"
         )
-    if not 0 < given < math.inf:
+    if not 0 < size < math.inf:
         raise WrongInput(
-            f"reduction_size must be positive, not {given}: it is the number of targets "
+            f"reduction_size must be positive, not {size}: it is the number of targets "
             "that count in the whole batch, which needs at least one"
         )
-    return float(given)
+    return float(size)

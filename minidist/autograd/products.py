@@ -94,8 +94,8 @@ def layout(x: Array) -> Layout | None:
 
 def readable(x: Array) -> tuple[Array, Layout]:
     """Return x where cuBLAS can read it, a copy if it has to be, and its layout."""
-    if found := layout(x):
-        return x, found
+    if place := layout(x):
+        return x, place
     n, m = x.shape[-2:]
     return array_module(x).ascontiguousarray(x), Layout(False, m, n * m)
 

@@ -25,14 +25,14 @@ def kept(*outputs: Tensor) -> list[tuple[str, Array]]:
     functions = [function for y in outputs for function in functions_below(y)]
     inputs = [x for function in functions for x in getattr(function, "inputs", ())]
     leaves = [x for x in inputs if isinstance(x, Tensor)]
-    seen, found = {id(owner(x.data)) for x in leaves}, []
+    seen, buffers = {id(owner(x.data)) for x in leaves}, []
     for function in functions:
         for name, value in vars(function).items():
             for array in map(owner, arrays(value)):
                 if name != "inputs" and id(array) not in seen:
                     seen.add(id(array))
-                    found.append((f"{type(function).__name__}.{name}", array))
-    return found
+                    buffers.append((f"{type(function).__name__}.{name}", array))
+    return buffers
 
 
 def kept_bytes(*outputs: Tensor) -> int:

@@ -42,19 +42,19 @@ def rows(rounds: int = 5) -> Iterator[dict]:
     random = np.random.default_rng(0)
     state = {f"a{i}": random.standard_normal(ELEMENTS, np.float32) for i in range(ARRAYS)}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        found = Rounds(one_round(Path(folder), state, step) for step in range(3 + rounds))
+        contest = Rounds(one_round(Path(folder), state, step) for step in range(3 + rounds))
     size = f"{sum(array.nbytes for array in state.values()) >> 20} MiB"
     for name in ("save", "load"):
-        yield Rounds(found[3:]).row(f"{name} {size}", name, "numpy", LIMIT)
+        yield Rounds(contest[3:]).row(f"{name} {size}", name, "numpy", LIMIT)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, Cluster(1) as one:
-        found = Rounds(one.run(steps_and_saves, folder, rounds)[0])
+        contest = Rounds(one.run(steps_and_saves, folder, rounds)[0])
     for name in WAYS:
-        plain = middle(found.seconds("plain", name))
-        yield found.row(name, name, "save", MOST_DELAY, note=f"a step takes {1e3 * plain:.0f} ms")
+        plain = middle(contest.seconds("plain", name))
+        yield contest.row(name, name, "save", MOST_DELAY, note=f"a step takes {1e3 * plain:.0f} ms")
 
 
 def one_round(folder: Path, state: dict[str, np.ndarray], step: int) -> dict[str, Times]:
-    """Return {contestant: {what: seconds}}; each one's files are new."""
+    """Return {contestant: {work: seconds}}; each one's files are new."""
     ours, theirs, old = folder / "ours", folder / f"{step}.npy", folder / f"{step - 2}.npy"
     array = np.concatenate([*state.values()])
     calls: dict[tuple[str, str], Step] = {
@@ -63,15 +63,15 @@ def one_round(folder: Path, state: dict[str, np.ndarray], step: int) -> dict[str
         ("load", "ours"): partial(checkpoint.load, ours),
         ("load", "numpy"): partial(np.load, theirs),
     }
-    found: dict[str, Times] = {"ours": {}, "numpy": {}}
-    for what in ("save", "load"):
-        for who in sorted(found, reverse=step % 2 == 1):
+    seconds: dict[str, Times] = {"ours": {}, "numpy": {}}
+    for work in ("save", "load"):
+        for contestant in sorted(seconds, reverse=step % 2 == 1):
             forget(folder)
             np.ones(2 * array.nbytes, np.uint8)
             begin = time.perf_counter()
-            calls[what, who]()
-            found[who][what] = time.perf_counter() - begin
-    return found
+            calls[work, contestant]()
+            seconds[contestant][work] = time.perf_counter() - begin
+    return seconds
 
 
 def numpy_save(path: Path, array: np.ndarray, old: Path) -> None:
@@ -115,7 +115,10 @@ def steps_and_saves(group: Group, folder: str, rounds: int) -> list[dict[str, Ti
         plain = (before + seconds_here(step)) / 2
         alone = seconds_here(save, saver.wait)[0]
         taken = {"ours": beginning - plain, "plain": plain, "save": [alone, alone]}
-        return {who: dict(zip(WAYS, map(float, two), strict=True)) for who, two in taken.items()}
+        return {
+            contestant: dict(zip(WAYS, map(float, two), strict=True))
+            for contestant, two in taken.items()
+        }
 
     with threadpool_limits(1):
         return [around_a_save() for _ in range(1 + rounds)][1:]

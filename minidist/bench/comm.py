@@ -30,18 +30,17 @@ from minidist.rng import generator
 
 TITLE = "float32"
 EIGHT, SIZES = "8 bytes", {"64 KB": 1 << 16, "1 MB": 1 << 20, "16 MB": 1 << 24, "64 MB": 1 << 26}
-TRIP, CHECK, RUN = "8 bytes there and back", "contract check", "a run of 4 ranks that does nothing"
 WIDTHS, BATCH = [784, 512, 512, 10], 1024
-JOURNEYS, POSITIONS, WIDTH = "there and back, twice", 2048, 256
+POSITIONS, WIDTH = 2048, 256  # of the experts
 
 
 def rows(rounds: int = 3) -> Iterator[dict]:
     """Yield the rows of collectives, messages, starts and data parallel steps."""
     for size in (2, 4):
         yield from communication(size, rounds)
-    found = rounds_of(rounds, ours=start_and_run)
-    yield found.row("4 ranks up", "up", note="at most 1000 ms")
-    yield found.row(RUN, RUN, note="at most 5 ms")
+    contest = rounds_of(rounds, ours=start_and_run)
+    yield contest.row("4 ranks up", "up", note="at most 1000 ms")
+    yield contest.row("a run of 4 ranks that does nothing", "run", note="at most 5 ms")
     for size in (2, 4):
         yield journeys(size, rounds)
     yield from data_parallel(rounds)
@@ -50,7 +49,7 @@ def rows(rounds: int = 3) -> Iterator[dict]:
 def communication(size: int, rounds: int) -> Iterator[dict]:
     """Compare collectives and messages of `size` ranks with MPICH's and gloo's."""
     with Cluster(size) as ranks:
-        found = rounds_of(
+        contest = rounds_of(
             rounds,
             ours=lambda: ranks.run(all_reduces)[0] | ranks.run(messages)[0],
             MPICH=mpi_peer(size, "bare"),
@@ -58,14 +57,14 @@ def communication(size: int, rounds: int) -> Iterator[dict]:
         )
     for name in SIZES:
         label = f"all_reduce {name}, {size} ranks"
-        yield found.row(label, name, "gloo", 0.25)
+        yield contest.row(label, name, "gloo", 0.25)
         if name != "64 KB":
-            yield found.row(label, name, "MPICH", 0.5)
+            yield contest.row(label, name, "MPICH", 0.5)
             label = f"all_reduce {name}, ordinary, {size} ranks"
-            yield found.row(label, f"{name}, new array", "MPICH", 1.0, theirs=name)
+            yield contest.row(label, f"{name}, new array", "MPICH", 1.0, theirs=name)
     if size == 2:
-        yield found.row(TRIP, TRIP, "MPICH", 3.0)
-    yield found.row(f"{CHECK}, {size} ranks", CHECK, note="at most 0.02 ms")
+        yield contest.row("8 bytes there and back", "trip", "MPICH", 3.0)
+    yield contest.row(f"contract check, {size} ranks", "check", note="at most 0.02 ms")
 
 
 def journeys(size: int, rounds: int) -> dict:
@@ -73,14 +72,14 @@ def journeys(size: int, rounds: int) -> dict:
     with Cluster(size) as ranks:
 
         def times(way: str) -> Times:
-            return slowest(own for own, _ in ranks.run(experts_step, way, 11))
+            return slowest(times for times, _ in ranks.run(experts_step, way, 11))
 
-        found = rounds_of(rounds, ours=lambda: times("positions"), rows=lambda: times("rows"))
+        contest = rounds_of(rounds, ours=lambda: times("positions"), rows=lambda: times("rows"))
         sent = {
             way: sum(n for _, n in ranks.run(experts_step, way, 1)) for way in ("positions", "rows")
         }
     note = f"{sent['positions'] / 1e6:.1f} MB; rows {sent['rows'] / 1e6:.1f} MB"
-    return found.row(f"experts, {size} ranks: positions travel", JOURNEYS, "rows", note=note)
+    return contest.row(f"experts, {size} ranks: positions travel", "both ways", "rows", note=note)
 
 
 def experts_step(group: Group, dispatch: str, repeats: int) -> tuple[Times, int]:
@@ -99,7 +98,7 @@ def experts_step(group: Group, dispatch: str, repeats: int) -> tuple[Times, int]
 
     step()
     sent = group.ledger.total
-    return times_of({JOURNEYS: lambda: step}, group.barrier, repeats), sent
+    return times_of({"both ways": lambda: step}, group.barrier, repeats), sent
 
 
 def times_of_sizes(meet: Step, ways: dict[str, Callable[[int], Step]]) -> Times:
@@ -120,7 +119,7 @@ def all_reduces(group: Group) -> Times:
 
     def in_place(elements: int) -> Step:
         x = group.empty(elements)
-        x[:] = 0  # which a sum in place, repeated, lets be
+        x[:] = 0  # zeros, so that repeated sums in place do not overflow
         return partial(group.all_reduce, x, out=x)
 
     def new_array(elements: int) -> Step:
@@ -134,12 +133,12 @@ def messages(group: Group) -> Times:
     trip = there_and_back(group.rank, partial(group.send, np.ones(1)), group.recv)
     board = group.communicator.board  # type: ignore[attr-defined]  # of ranks on this machine
     works: Works = {
-        TRIP: lambda: trip if group.rank < 2 else nothing,
-        CHECK: lambda: group.barrier,
+        "trip": lambda: trip if group.rank < 2 else nothing,
+        "check": lambda: group.barrier,
         "unchecked": lambda: partial(board.barrier, "bench"),
     }
     seconds = times_of(works, group.barrier, 500)
-    return seconds | {CHECK: seconds[CHECK] - seconds["unchecked"]}
+    return seconds | {"check": seconds["check"] - seconds["unchecked"]}
 
 
 def nothing(group: Group | None = None) -> None:
@@ -152,7 +151,7 @@ def start_and_run() -> Times:
     with Cluster(4) as ranks:
         ranks.run(nothing)
         up = time.perf_counter() - begin
-        return {"up": up} | times_of({RUN: lambda: partial(ranks.run, nothing)}, repeats=50)
+        return {"up": up} | times_of({"run": lambda: partial(ranks.run, nothing)}, repeats=50)
 
 
 def mlp_steps(group: Group, *ways: str) -> Times:
@@ -192,20 +191,20 @@ def data_parallel(rounds: int) -> Iterator[dict]:
     Then compare ZeRO's stage 1 with plain data parallelism.
     """
     with Cluster(1) as one, Cluster(2) as two:
-        found = rounds_of(
+        contest = rounds_of(
             rounds,
             whole=lambda: one.run(mlp_steps, "alone")[0],
             ours=lambda: slowest(two.run(mlp_steps, "alone", "SGD", "zero_1")),
             plain=lambda: slowest(two.run(mlp_steps, "AdamW")),
             DDP=torch_peer("ddp", "2"),
         )
-    whole = found.seconds("whole", "alone")
-    speed_up, most = (whole / found.seconds("ours", way) for way in ("SGD", "alone"))
+    whole = contest.seconds("whole", "alone")
+    speed_up, most = (whole / contest.seconds("ours", way) for way in ("SGD", "alone"))
     note = f"{middle(speed_up):.2f}; without communication {middle(most):.2f}: "
     note += f"{middle(speed_up / most):.0%} of it (at least 85%)"
-    if not any(isinstance(one["DDP"], str) for one in found):
-        theirs = found.seconds("DDP", "one device") / found.seconds("DDP", "data parallel")
+    if not any(isinstance(one["DDP"], str) for one in contest):
+        theirs = contest.seconds("DDP", "one device") / contest.seconds("DDP", "data parallel")
         note += f"; {middle(theirs):.2f} with DDP"
     name = "data parallel, 2 ranks: speed-up"
-    yield found.row(name, "SGD", "DDP", theirs="data parallel", note=note)
-    yield found.row("zero_1 with AdamW, 2 ranks", "zero_1", "plain", 1.1, theirs="AdamW")
+    yield contest.row(name, "SGD", "DDP", theirs="data parallel", note=note)
+    yield contest.row("zero_1 with AdamW, 2 ranks", "zero_1", "plain", 1.1, theirs="AdamW")

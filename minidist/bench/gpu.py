@@ -49,15 +49,15 @@ def rows(rounds: int = 5, sizes: dict[str, int] | None = None) -> Iterator[dict]
 
 def measured(rounds: int, sizes: dict[str, int]) -> Iterator[dict]:
     works = gpu_works(sizes)
-    found = rounds_of(
+    contest = rounds_of(
         rounds,
         ours=lambda: run(our_times, 1, works, device="gpu")[0],
         PyTorch=torch_peer("steps", "cuda", json.dumps(works)),
     )
     for name in works:
-        rate = 2e-12 * sizes["product"] ** 3 / middle(found.seconds("ours", name))
+        rate = 2e-12 * sizes["product"] ** 3 / middle(contest.seconds("ours", name))
         note = f"{rate:.3g} TFLOP/s" if name.startswith("product") else ""
-        yield found.row(name, name, "PyTorch", note=note)
+        yield contest.row(name, name, "PyTorch", note=note)
     for name, description in run(requests, 1, works, device="gpu")[0].items():
         yield remark(f"{name} asks for", description)
     for ranks in (2, 4):

@@ -20,7 +20,7 @@ from itertools import product
 import numpy as np
 
 from minidist import Cluster, nn, optim
-from minidist.bench.comm import EIGHT, TRIP, all_reduces, nothing, times_of_sizes
+from minidist.bench.comm import EIGHT, all_reduces, nothing, times_of_sizes
 from minidist.bench.steps import data_parallel_step, training_step
 from minidist.bench.table import (
     Rounds,
@@ -50,14 +50,14 @@ def rows(rounds: int = 3, ranks: int = 2) -> Iterator[dict]:
     if missing := why_no_mpi():
         raise WrongInput(missing)
     with Cluster(ranks) as others:
-        found = rounds_of(
+        contest = rounds_of(
             rounds,
             ours=lambda: printed_by(mpi_command(ranks, "transport")),
             bare=mpi_peer(ranks, "bare"),
             process=lambda: slowest(others.run(training_steps)),
             NuMPItron=mpi_peer(ranks, "numpitron", package="numpitron"),
         )
-    yield from compared(found, ranks)
+    yield from compared(contest, ranks)
 
 
 def rows_here(rounds: int = 3) -> Iterator[dict]:
@@ -67,17 +67,17 @@ def rows_here(rounds: int = 3) -> Iterator[dict]:
     yield from compared(rounds_of(rounds, ours=transport, bare=bare, **others), processes())
 
 
-def compared(found: Rounds, ranks: int) -> Iterator[dict]:
+def compared(contest: Rounds, ranks: int) -> Iterator[dict]:
     """Yield the rows of these rounds: {"ours" | "bare" | "process" | "NuMPItron": times}."""
-    row = found.row(f"all_reduce {EIGHT}, {ranks} ranks", EIGHT, "bare")
+    row = contest.row(f"all_reduce {EIGHT}, {ranks} ranks", EIGHT, "bare")
     if row["peer_ms"] is not None:
         row["note"] = f"{1e3 * (row['ours_ms'] - row['peer_ms']):.1f} us more, at most 20"
     yield row
     for way in product(("1 MB", "16 MB"), ("", ", new array")):
         name = "".join(way)
-        yield found.row(f"all_reduce {name}, {ranks} ranks", name, "bare", 1.1)
+        yield contest.row(f"all_reduce {name}, {ranks} ranks", name, "bare", 1.1)
     for (peer, limit), name in product((("process", 1.1), ("NuMPItron", 0.3)), STEPS):
-        yield found.row(f"step, {name}, {ranks} ranks", name, peer, limit)
+        yield contest.row(f"step, {name}, {ranks} ranks", name, peer, limit)
 
 
 def transport() -> Times:
@@ -135,9 +135,9 @@ def bare() -> Times:
     mpi = load()
     world, small = mpi.COMM_WORLD, np.ones(1)
     trip = there_and_back(world.rank, partial(world.Send, small), partial(world.Recv, small))
-    found = times_of_sizes(world.Barrier, {"": in_place, ", new array": new_array})
-    works = {TRIP: lambda: trip if world.rank < 2 else nothing}
-    return found | times_of(works, world.Barrier, 500)
+    collectives = times_of_sizes(world.Barrier, {"": in_place, ", new array": new_array})
+    works = {"trip": lambda: trip if world.rank < 2 else nothing}
+    return collectives | times_of(works, world.Barrier, 500)
 
 
 def numpitron() -> Times:

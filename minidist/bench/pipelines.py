@@ -43,27 +43,27 @@ WHOLE, ONE, BOTH = (
 def rows(rounds: int = 3) -> Iterator[dict]:
     """Yield rows of one process, of two, and of pipelines."""
     with Cluster(1) as one, Cluster(2) as two:
-        found = rounds_of(
+        contest = rounds_of(
             rounds,
             ours=lambda: one.run(on_one)[0] | slowest(two.run(on_two)),
             PyTorch=torch_peer("pipelines", "2"),
         )
-    yield found.row(WHOLE, WHOLE)
+    yield contest.row(WHOLE, WHOLE)
     for m in MICRO_BATCHES:
         for name in (ONE.format(m), BOTH.format(m)):
-            yield found.row(name, name)
+            yield contest.row(name, name)
         for schedule, last in WAYS:
-            yield compared(found, schedule, m, last)
+            yield compared(contest, schedule, m, last)
 
 
-def compared(found: Rounds, schedule: str, m: int, last: str) -> dict:
+def compared(contest: Rounds, schedule: str, m: int, last: str) -> dict:
     """Compare a pipeline with one process, with what two cores can give, and with its peer."""
     theirs = f"{schedule}, m = {m}"
-    one, both = (found.seconds("ours", name.format(m)) for name in (ONE, BOTH))
-    speed_up = middle(one / found.seconds("ours", theirs + last))
+    one, both = (contest.seconds("ours", name.format(m)) for name in (ONE, BOTH))
+    speed_up = middle(one / contest.seconds("ours", theirs + last))
     least = 0.85 * 2 * m / (m + 1) * middle(one / both)
     note = f"speed-up {speed_up:.2f}, at least {least:.2f}"
-    return found.row(theirs + last, theirs + last, "PyTorch", theirs=theirs, note=note)
+    return contest.row(theirs + last, theirs + last, "PyTorch", theirs=theirs, note=note)
 
 
 def on_one(group: Group) -> Times:

@@ -218,13 +218,13 @@ def rows(rounds: int = 5) -> Iterator[dict]:
         "torch.compile": torch_peer("steps", "cpu", compiled, compiles=True),
         "JAX": jax_peer(json.dumps(works_of("JAX"))),
     }
-    found = rounds_of(rounds, ours=ours, **peers)
+    contest = rounds_of(rounds, ours=ours, **peers)
     for name, (function, _) in STEPS.items():
         for contestant, aim in AIMS[function].items():
             if contestant == "products":
-                yield of_products(found, name, aim, peak_bytes(works[name]))
+                yield of_products(contest, name, aim, peak_bytes(works[name]))
             else:
-                yield found.row(name, name, contestant, aim)
+                yield contest.row(name, name, contestant, aim)
 
 
 def works_of(contestant: str, **more) -> dict[str, Work]:
@@ -238,12 +238,12 @@ def works_of(contestant: str, **more) -> dict[str, Work]:
 
 def with_products(works: Works) -> Works:
     """Return the workloads, each followed by its products alone."""
-    have, found = works_of("products"), {}
+    have, followed = works_of("products"), {}
     for name, make in works.items():
-        found[name] = make
+        followed[name] = make
         if name in have:
-            found[ALONE.format(name)] = partial(products_alone, make)
-    return found
+            followed[ALONE.format(name)] = partial(products_alone, make)
+    return followed
 
 
 def products_alone(make: Callable[[], Step]) -> Step:
@@ -253,9 +253,9 @@ def products_alone(make: Callable[[], Step]) -> Step:
     return replay(products_of(step))
 
 
-def of_products(found: Rounds, name: str, aim: float | None, peak: int) -> dict:
+def of_products(contest: Rounds, name: str, aim: float | None, peak: int) -> dict:
     """Return the row of a step beside its products, and what its arrays take at most."""
-    row = found.row(name, name, "ours", aim, theirs=ALONE.format(name))
+    row = contest.row(name, name, "ours", aim, theirs=ALONE.format(name))
     words = f"products {100 / row['ratio']:.0f} %, peak {peak / 1e6:.0f} MB"
     return row | {"peer": "products", "note": words}
 

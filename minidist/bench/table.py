@@ -225,7 +225,7 @@ HEAD = "workload", "step", "products alone", "share", *PEERS, "peak"
 
 def markdown(rows: list[dict]) -> str:
     """Return Markdown: a line per workload; beside a peer's time ours over it."""
-    (machine, *_), *works = [list(own) for _, own in groupby(rows, key=lambda row: row["name"])]
+    (machine, *_), *works = [list(same) for _, same in groupby(rows, key=lambda row: row["name"])]
     cells = [HEAD, ("---",) * len(HEAD), *map(_cells, works)]
     lines = [f"| {' | '.join(words)} |" for words in cells]
     return "\n".join([f"Measured on {machine['note']}:", "", *lines])

@@ -137,11 +137,11 @@ def gloo(rank: int, size: int) -> Times:
 def ddp(rank: int, size: int) -> Times:
     """Time a step of the MLP: whole batch alone, and its part under DistributedDataParallel."""
     alone = partial(mlp_step, comm.WIDTHS, comm.BATCH)
-    found = times_of({"one device": alone}) if rank == 0 else {}
+    whole = times_of({"one device": alone}) if rank == 0 else {}
     dist.barrier()
     wrap = nn.parallel.DistributedDataParallel
     shared = partial(mlp_step, comm.WIDTHS, comm.BATCH // size, wrap)
-    return found | times_of({"data parallel": shared}, dist.barrier)
+    return whole | times_of({"data parallel": shared}, dist.barrier)
 
 
 def pipelines(rank: int, size: int) -> Times:
@@ -172,17 +172,17 @@ def pipelines(rank: int, size: int) -> Times:
 def on_gloo(rank: int, workload: str, size: int, store: str) -> None:
     """Run a workload in one of `size` processes that share a gloo group."""
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-    found = {"gloo": gloo, "ddp": ddp, "pipelines": pipelines}[workload](rank, size)
+    times = {"gloo": gloo, "ddp": ddp, "pipelines": pipelines}[workload](rank, size)
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(times), flush=True)
     dist.destroy_process_group()
 
 
-def main(workload: str, *given: str) -> None:
+def main(workload: str, *arguments: str) -> None:
     if workload == "steps":
-        print(json.dumps(steps(*given)))
+        print(json.dumps(steps(*arguments)))
         return
-    size = int(given[0])
+    size = int(arguments[0])
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(on_gloo, (workload, size, f"file://{folder}/store"), size)
 

@@ -193,11 +193,11 @@ class Batch:
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return the part with these rows."""
         x, y = self.inputs[rows], self.targets[rows]
-        own = {"examples": self.examples[rows]}
+        per_example = {"examples": self.examples[rows]}
         for name in ("documents", "counted"):
             numbers = getattr(self, name)
-            own[name] = None if numbers is None else numbers[rows]
-        return replace(self, inputs=x, targets=y, **own)
+            per_example[name] = None if numbers is None else numbers[rows]
+        return replace(self, inputs=x, targets=y, **per_example)
 
     def share(self, rank: int, ranks: int) -> "Batch":
         """Return one rank's part, as even as can be, perhaps empty."""

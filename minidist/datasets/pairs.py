@@ -111,8 +111,8 @@ def read(
             raise WrongInput(f"{word!r} in {text!r} makes {n}, more than {LIMIT - 1}")
     for place, (word, right) in enumerate(zip_longest(words, cut(write(n))), 1):
         if word != right:
-            found = "its end" if word is None else repr(word)
-            raise WrongInput(f"{text!r} is wrong from {found}, word {place}; {n} is {write(n)!r}")
+            fault = "its end" if word is None else repr(word)
+            raise WrongInput(f"{text!r} is wrong from {fault}, word {place}; {n} is {write(n)!r}")
     return n
 
 
@@ -329,7 +329,7 @@ def spread(total: int, room: list[int]) -> list[int]:
 
     room  how much fits in each place, ascending
     """
-    given: list[int] = []
+    shares: list[int] = []
     for most in room:
-        given.append(min(most, (total - sum(given)) // (len(room) - len(given))))
-    return given
+        shares.append(min(most, (total - sum(shares)) // (len(room) - len(shares))))
+    return shares

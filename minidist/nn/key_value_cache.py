@@ -75,7 +75,7 @@ class KeyValueCache:
         return Tensor(array_module(new).stack(mixed, axis=2).reshape(B, len(mixed) * K, n, D))
 
     def of(self, rows: Array) -> Array | None:
-        """Return what is kept of these rows of the batch: see CachedTranslator."""
+        """Return the keys and values of these rows of the batch: see CachedTranslator."""
         return None if self.kv is None else self.kv[:, rows]
 
 
@@ -214,5 +214,5 @@ def check_weights(weights: Since, remedy: str) -> None:
 
 
 def at(first: int, last: int, B: int) -> Randomness:
-    """Return what says that the columns of B rows are at positions `first` to `last` - 1."""
+    """Return the Randomness of B rows whose columns are positions `first` to `last` - 1."""
     return Randomness(0, 0, np.arange(B), positions=Positions(((first, last),), last))

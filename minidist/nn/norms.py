@@ -95,8 +95,9 @@ class BatchNorm(Module):
         function = statistics.BatchNorm(self.eps, sum_over_ranks=self.sum_over_ranks)
         y = function(x, self.gain, self.bias)
         if is_recording():  # a pass that is computed again moves them once
-            count, mean, xp = function.count, function.mean, array_module(function.mean)
-            var = function.var * (count / (count - 1))
+            count = function.count
+            mean, var = function.mean, function.var * (count / (count - 1))
+            xp = array_module(mean)
             finite = xp.isfinite(mean) & xp.isfinite(var)
             for running, value in (self.running_mean, mean), (self.running_var, var):
                 running.data += self.momentum * xp.where(finite, value - running.data, 0)

@@ -80,11 +80,11 @@ def chrome_trace(log: EventLog) -> dict:
     others = sorted({thread for _, thread in rows if thread != "main"})
     first = 1 + max((rank for rank, _ in rows), default=0)
     second = 1.0 if log.unit == "s" else 1e-3
-    found = []
+    events = []
     for index, ((rank, thread), row) in enumerate(rows.items()):
         tid = rank if thread == "main" else first + others.index(thread)
-        found += _labels(rank, tid, thread, index) + [_complete(e, tid, second) for _, e in row]
-    trace = {"traceEvents": found, "displayTimeUnit": "ms"}
+        events += _labels(rank, tid, thread, index) + [_complete(e, tid, second) for _, e in row]
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
     return trace if log.unit == "s" else trace | {"otherData": {"1 ms": f"1 of {log.unit}"}}
 
 

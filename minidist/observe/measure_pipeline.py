@@ -157,7 +157,7 @@ def _worker(group: Group, schedule, m, chunks, stages, width, rows, repeats, opt
     """Run the steps; return the numbers of this rank's events that belong to each."""
     log = group.log or EventLog()
     mesh = Mesh(group, dp=copies, pp=group.size // copies)
-    own = mesh.over("pp")  # this copy's ranks
+    copy_ranks = mesh.over("pp")
     options = options | ({"sums": partial(_sum, mesh.over("dp"))} if copies > 1 else {})
     with threadpool_limits(1):
         model = nn.MLP([width] * (2 * stages + 1))
@@ -167,7 +167,7 @@ def _worker(group: Group, schedule, m, chunks, stages, width, rows, repeats, opt
         batch = whole.micro_batches(m)
         parts = []
         for _ in range(repeats):
-            step = _step(model, own, schedule, m, chunks, options)
+            step = _step(model, copy_ranks, schedule, m, chunks, options)
             group.barrier()
             begin = len(log.events)
             step(batch)
@@ -198,14 +198,14 @@ def _sum(group: Group, layers: list[nn.Module]) -> None:
 
 def _of_copy(log: EventLog, copy: int, stages: int) -> EventLog:
     """Return the events of one copy's ranks, numbered from 0."""
-    own = [e for e in log.events if e.rank // stages == copy]
-    return EventLog([replace(e, rank=e.rank % stages) for e in own])
+    events = [e for e in log.events if e.rank // stages == copy]
+    return EventLog([replace(e, rank=e.rank % stages) for e in events])
 
 
 def _together(log: EventLog, parts: list[list[range]], i: int) -> EventLog:
     """Return the events of all ranks in step i."""
-    own = [[e for e in log.events if e.rank == rank] for rank in range(len(parts))]
-    return EventLog([own[rank][k] for rank, steps in enumerate(parts) for k in steps[i]])
+    of_rank = [[e for e in log.events if e.rank == rank] for rank in range(len(parts))]
+    return EventLog([of_rank[rank][k] for rank, steps in enumerate(parts) for k in steps[i]])
 
 
 def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float]], float, float]:
@@ -239,10 +239,10 @@ def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float
 def _paired(bare: Programs, log: EventLog) -> Iterator[tuple[int, Action, int, Event]]:
     """Yield (rank, action, number of actions in this event, event) for the whole log."""
     for rank, program in enumerate(add_communication(bare)):
-        own = [e for e in log.events if e.rank == rank and not e.name.startswith("all_reduce")]
-        sums = {e.name: e for e in own if kind_of(e.name) == Reduce.sign}
+        of_rank = [e for e in log.events if e.rank == rank and not e.name.startswith("all_reduce")]
+        sums = {e.name: e for e in of_rank if kind_of(e.name) == Reduce.sign}
         inline = [a for a in program if not isinstance(a, Reduce)]
-        events = [e for e in own if e.name not in sums]
+        events = [e for e in of_rank if e.name not in sums]
         for (action, at_once), e in zip(steps(inline), events, strict=True):
             assert isinstance(action, Transfer) or e.name == " ".join(map(str, at_once))
             yield rank, action, len(at_once), e

@@ -78,12 +78,12 @@ def profile_and_run(
     bandwidth  bytes per second; None: measured
     cost       of the planner: "paper" or "released"
     """
-    found = run(_profile, ranks, model, inputs, transport=transport, timeout=timeout)
-    layers = zip(*(seconds for seconds, _, _ in found), strict=True)
+    profiles = run(_profile, ranks, model, inputs, transport=transport, timeout=timeout)
+    layers = zip(*(seconds for seconds, _, _ in profiles), strict=True)
     profile = [
-        (median(seconds), *sizes) for seconds, sizes in zip(layers, found[0][1], strict=True)
+        (median(seconds), *sizes) for seconds, sizes in zip(layers, profiles[0][1], strict=True)
     ]
-    bandwidth = min(rate for *_, rate in found) if bandwidth is None else bandwidth
+    bandwidth = min(rate for *_, rate in profiles) if bandwidth is None else bandwidth
     stages, seconds = pipedream(profile, ranks, bandwidth, cost)
     options = options_of(stages)
     x, y = (np.concatenate([array] * MINIBATCHES) for array in (inputs, targets))
@@ -154,8 +154,8 @@ def text(profiled: Profiled) -> str:
         lines.append(f"{i:5}  {seconds:8.5f}  {activation:16,}  {parameters:15,}")
     lines.append(f"\n{profiled.ranks} ranks, {profiled.bandwidth:.3g} bytes/s, {profiled.cost}:")
     for first, stop, replicas in profiled.stages:
-        own = sum(seconds for seconds, _, _ in profiled.profile[first:stop])
-        lines.append(f"  layers {first} to {stop - 1} on {replicas}: {own:.5f} / {replicas} s")
+        stage = sum(seconds for seconds, _, _ in profiled.profile[first:stop])
+        lines.append(f"  layers {first} to {stop - 1} on {replicas}: {stage:.5f} / {replicas} s")
     times = f"{profiled.seconds:.5f} planned, {profiled.simulated:.5f} simulated and "
     times += f"{profiled.measured:.5f} measured"
     row = profiled.certificate

@@ -121,15 +121,15 @@ def multiplies(frame: FrameType) -> bool:
 
 def products_of(call: Callable[[], object]) -> list[Product]:
     """Run a call on this thread, on the host, and return its products in their order."""
-    found = []
+    products = []
 
     def watch(frame, event, result) -> None:
         if event == "return" and multiplies(frame) and result is not None:
             a, b = frame.f_locals["a"], frame.f_locals["b"]
-            found.append(Product(_place(a), _place(b), _place(result)))
+            products.append(Product(_place(a), _place(b), _place(result)))
 
     watched(call, watch)
-    return found
+    return products
 
 
 def watched(call: Callable[[], object], watch: Callable) -> None:
@@ -215,7 +215,7 @@ def step_parts(step: Callable, tiny: Callable, rounds: int = 5) -> dict[str, flo
 
 
 def seconds_by_part(call: Callable, now: Callable[[], float] = thread_time) -> dict[str, float]:
-    """Return what a call spends in each part; a function's time is without that of its callees."""
+    """Return the seconds of a call by part; a function's time is without that of its callees."""
     spent, stack = dict.fromkeys(PARTS, 0.0), ["copies"]
     since = now()
 

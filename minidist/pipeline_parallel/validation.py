@@ -21,13 +21,14 @@ from minidist.pipeline_parallel.actions import (
     pairs_of,
     passes_backward,
     placement_of,
+    reduces,
 )
 from minidist.pipeline_parallel.communication import transfers_of
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 
 ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}
-KNOWN = {*COMPUTE, *SENDS, *RECEIVES}
+KNOWN = {*COMPUTE, *SENDS, *RECEIVES, Reduce}
 WHOLE = ("FB", "FIW")  # what a stage does for one micro-batch
 
 
@@ -53,7 +54,6 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
     if m < 1:
         raise WrongInput(f"the programs of {p} ranks have no micro-batch; begin one with F0")
     _check_stages(programs, m)
-    _check_reductions(programs)
     _check_updates(programs, m)
     if communicates(programs):
         _check_transfers(programs)
@@ -64,26 +64,34 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
 
 def _check_rank(programs, rank: int, m: int) -> None:
     """Check what one rank shows: foreign, double and missing actions, and their order."""
-    chunks = len(placement_of(programs)[rank])
+    chunks, sums = len(placement_of(programs)[rank]), reduces(programs)
     done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of its actions so far}
-    last: dict[tuple | Update, int] = {}  # {(micro-batch, chunk), or an Update: its last place}
+    last: dict[tuple | Action, int] = {}  # {(micro-batch, chunk), or U or R: its last place}
     for at, action in enumerate(programs[rank]):
-        if isinstance(action, Reduce):
-            continue
         if not isinstance(action, Action) or type(action) not in KNOWN:
             raise _fault(programs, rank, at, f"{action!r} is no action")
+        if isinstance(action, Update) and sums:
+            what = f"{action} sums its gradients itself, so no R may; leave out one of them"
+            raise _fault(programs, rank, at, what)
         i, c = place = action.micro_batch, action.chunk
-        if not (0 <= i < m and 0 <= c < chunks):
-            what = f"{action} is foreign: there are {m} micro-batches, and here chunks 0 to "
-            raise _fault(programs, rank, at, what + str(chunks - 1))
+        inside = isinstance(action, Reduce) or 0 <= i < m
+        if not (inside and 0 <= c < chunks):
+            here = (
+                "here are"
+                if isinstance(action, Reduce)
+                else f"there are {m} micro-batches, and here"
+            )
+            raise _fault(
+                programs, rank, at, f"{action} is foreign: {here} chunks 0 to {chunks - 1}"
+            )
         so_far = done.get(place, "")
-        if type(action) is Update:
+        if isinstance(action, Update | Reduce):
             if action in last:
                 raise _fault(programs, rank, at, f"{action} comes twice")
             last[action] = at
-            late = next((a for a in programs[rank][at:] if _is_applied_by(a, action)), None)
-            if late is not None:
-                raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")
+            if late := [a for a in programs[rank][at:] if _is_summed_by(a, action)]:
+                why = "whose gradient it sums" if isinstance(action, Reduce) else "which it applies"
+                raise _fault(programs, rank, at, f"{action} comes before {late[-1]}, {why}")
         elif type(action) in BEFORE:
             if BEFORE[type(action)] != so_far:
                 needed = " and ".join(BEFORE[type(action)]) or "nothing"
@@ -97,12 +105,20 @@ def _check_rank(programs, rank: int, m: int) -> None:
             at = last[place]
             what = f"{programs[rank][at]} is the last of its micro-batch; missing: "
             raise _fault(programs, rank, at, what + ("W" if signs == "FI" else "B, or I and W"))
+    for action in map(Reduce, range(chunks if sums else 0)):
+        if action not in last:
+            what = f"{action} is missing; the gradients of other chunks are summed"
+            raise _fault(programs, rank, len(programs[rank]), what)
 
 
-def _is_applied_by(action: Action, update: Update) -> bool:
-    """Return whether an update must wait for this action (which may be an earlier update)."""
-    own = action.chunk == update.chunk and action.micro_batch <= update.micro_batch
-    return own and action != update and isinstance(action, Backward | BackwardWeight | Update)
+def _is_summed_by(action: Action, total: Update | Reduce) -> bool:
+    """Return whether a U or R must wait for this action, which may be an earlier update."""
+    if isinstance(total, Reduce):
+        part = isinstance(action, Backward | BackwardInput | BackwardWeight)
+    else:
+        part = isinstance(action, Backward | BackwardWeight | Update) and action != total
+        part &= action.micro_batch <= total.micro_batch
+    return part and action.chunk == total.chunk
 
 
 def _check_stages(programs, m: int) -> None:
@@ -144,39 +160,6 @@ def _check_updates(programs, m: int) -> None:
             what = f"stage {k} updates at {applied} here, and at {theirs} on rank {replica}"
         if what:
             raise _fault(programs, rank, len(programs[rank]), what)
-
-
-def _check_reductions(programs) -> None:
-    """Check that, if any, all gradients are summed inside the programs, once, when complete."""
-    if not any(isinstance(a, Reduce) for program in programs for a in program):
-        return
-    for rank, own in enumerate(placement_of(programs)):
-        missing = {Reduce(chunk) for chunk in range(len(own))}
-        for at, action in enumerate(programs[rank]):
-            what = None
-            if isinstance(action, Update):
-                what = "sums its gradients itself, so no R may; leave out one of them"
-            elif not isinstance(action, Reduce):
-                continue
-            elif action not in missing:
-                known = 0 <= action.chunk < len(own)
-                what = (
-                    "comes twice" if known else f"is foreign: here are chunks 0 to {len(own) - 1}"
-                )
-            elif late := [a for a in programs[rank][at:] if _is_summed_by(a, action)]:
-                what = f"comes before {late[-1]}, whose gradient it sums"
-            if what:
-                raise _fault(programs, rank, at, f"{action} {what}")
-            missing.remove(action)
-        for action in sorted(missing, key=str):
-            what = f"{action} is missing; the gradients of other chunks are summed"
-            raise _fault(programs, rank, len(programs[rank]), what)
-
-
-def _is_summed_by(action: Action, reduce: Reduce) -> bool:
-    """Return whether an R must wait for this action."""
-    parts = isinstance(action, Backward | BackwardInput | BackwardWeight)
-    return parts and action.chunk == reduce.chunk
 
 
 def _check_transfers(programs) -> None:

@@ -145,15 +145,15 @@ def meaning(e: Event) -> str:
 
 def _bars(rows: Tracks, tops: list[float], program: bool) -> list[Bar]:
     """Return a bar per event; for a program, with shades for chunks and thin transfers."""
-    found = [(top + d, e) for top, row in zip(tops, rows.values(), strict=True) for d, e in row]
+    placed = [(top + d, e) for top, row in zip(tops, rows.values(), strict=True) for d, e in row]
     if not program:
-        return [Bar(y, 0.8, e, meaning(e)) for y, e in found]
+        return [Bar(y, 0.8, e, meaning(e)) for y, e in placed]
     step = 0.6 / max(1, chunks_of(rows) - 1)
     return [
         Bar(y + 0.3, 0.2, e, meaning(e))
         if not is_drawn(e)
         else Bar(y, 0.8, e, meaning(e), step * actions(e.name)[0].chunk)
-        for y, e in found
+        for y, e in placed
     ]
 
 
@@ -177,11 +177,11 @@ def _legend(figure, plt, bars: list[Bar]) -> None:
     """Add a legend entry per meaning that occurs, with all its shades."""
     from matplotlib.legend_handler import HandlerTuple
 
-    found = {(bar.meaning, bar.shade): bar for bar in bars}
+    styles = {(bar.meaning, bar.shade): bar for bar in bars}
     keys = {
         what: tuple(
             plt.Rectangle((0, 0), 1, 1, **_look(what, bar.color))
-            for (other, _), bar in sorted(found.items())
+            for (other, _), bar in sorted(styles.items())
             if other == what
         )
         for what in COLORS
@@ -224,14 +224,14 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
     @cache
     def width(words: str, size: float) -> float:
         probe = figure.text(0, 0, words, fontsize=size)
-        found = probe.get_window_extent().width
+        pixels = probe.get_window_extent().width
         probe.remove()
-        return found
+        return pixels
 
-    found = [(b, micro_batches(actions(b.event.name)), _room(axes, b, factor) - 2) for b in bars]
+    numbers = [(b, micro_batches(actions(b.event.name)), _room(axes, b, factor) - 2) for b in bars]
 
     def fits(size: float) -> list:
-        return [(bar, words) for bar, words, room in found if width(words, size) <= room]
+        return [(bar, words) for bar, words, room in numbers if width(words, size) <= room]
 
     most = 0.9 * len(fits(SIZES[-1]))
     size = next(size for size in SIZES if len(fits(size)) >= most)

@@ -36,8 +36,8 @@ MEANINGS = {
 def actions(name: str) -> list[Action]:
     """Return the actions that an event's name lists; none if it names something else."""
     words = name.split(" ")
-    found = [action for word in words if (action := read_action(word))]
-    return found if len(found) == len(words) else []
+    listed = [action for word in words if (action := read_action(word))]
+    return listed if len(listed) == len(words) else []
 
 
 def kind(name: str) -> str:
@@ -53,8 +53,8 @@ def is_drawn(e: Event) -> bool:
 
 def is_program(rows: Tracks) -> bool:
     """Return whether all compute events are actions, none of them inside another event."""
-    found = [(d, e) for row in rows.values() for d, e in row if e.category == "compute"]
-    return bool(found) and all(depth == 0 and actions(e.name) for depth, e in found)
+    computed = [(d, e) for row in rows.values() for d, e in row if e.category == "compute"]
+    return bool(computed) and all(depth == 0 and actions(e.name) for depth, e in computed)
 
 
 def chunks_of(rows: Tracks) -> int:
@@ -65,10 +65,10 @@ def chunks_of(rows: Tracks) -> int:
 
 def micro_batches(run: list[Action]) -> str:
     """Return the numbers of actions done together: "3", "0-2", "0,2,3"; of R there are none."""
-    found = [a.micro_batch for a in run if not isinstance(a, Reduce)]
-    if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
-        return f"{found[0]}-{found[-1]}"
-    return ",".join(map(str, found))
+    numbers = [a.micro_batch for a in run if not isinstance(a, Reduce)]
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers))
 
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))  # the first in which the end is 1 or more
@@ -118,7 +118,8 @@ def text(log: EventLog, width: int = 100, end=None) -> str:
     room, names = width - margin, {}
     scale = Scale(room, room / float(end) if end else 0.0, room)
     if is_program(rows):
-        rows = {place: _computing(row) for place, row in rows.items()}
+        for place, row in rows.items():  # without transfers; a rank of transfers alone keeps them
+            rows[place] = [(d, e) for d, e in row if is_drawn(e)] or row
         names = _short_names(rows)
         scale = (log.unit != "s" and _exact(rows, names, end, room)) or scale
     events = [e for row in rows.values() for _, e in row]
@@ -148,11 +149,6 @@ def _unit(end, unit: str) -> tuple[str, float]:
     if unit != "s":
         return _printable(unit), 1
     return next(((u, f) for u, f in UNITS if end * f >= 1), UNITS[-1])
-
-
-def _computing(row: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
-    """Return the actions of a thread, without transfers; its transfers if it has no actions."""
-    return [(d, e) for d, e in row if is_drawn(e)] or row
 
 
 def _short_names(rows: Tracks) -> dict[str, str]:
@@ -189,8 +185,8 @@ def _exact(rows: Tracks, names: dict[str, str], end, room: int) -> Scale | None:
 def _key(events: list[Event], names: dict[str, str], scale: Scale, unit: str, factor) -> list[str]:
     """Return lines that explain the letters of a program, and the scale."""
     runs = [actions(e.name) for e in events if e.name in names]
-    found = {run[0].sign for run in runs}
-    words = [f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in found]
+    signs = {run[0].sign for run in runs}
+    meanings = [f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in signs]
     lower = ["lower case: chunk 1"] if max(a.chunk for run in runs for a in run) == 1 else []
     if scale.exact:
         parts = math.ceil(scale.columns / scale.room)
@@ -198,7 +194,7 @@ def _key(events: list[Event], names: dict[str, str], scale: Scale, unit: str, fa
         size += f"; in {parts} parts, one below the other" if parts > 1 else ""
     else:
         size = f"scaled: 1 column is {factor / scale.per_unit:.2g} {unit}"
-    return [", ".join([*words, f"{IDLE} idle", *lower]), size]
+    return [", ".join([*meanings, f"{IDLE} idle", *lower]), size]
 
 
 def _legend(events: list[Event], letters: dict[str, str]) -> list[str]:
@@ -225,8 +221,8 @@ def _letters(kinds: list[str]) -> dict[str, str]:
     """Return a character per kind: a letter of its name if one is free."""
     letters: dict[str, str] = {}
     for word in dict.fromkeys(kinds):
-        own = [c for c in word[0] + word[0].swapcase() + word if c.isascii() and c.isalnum()]
-        free = (c for c in [*own, *string.ascii_letters] if c not in letters.values())
+        in_word = [c for c in word[0] + word[0].swapcase() + word if c.isascii() and c.isalnum()]
+        free = (c for c in [*in_word, *string.ascii_letters] if c not in letters.values())
         letters[word] = next(free, "#")
     return letters
 
