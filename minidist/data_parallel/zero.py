@@ -57,7 +57,14 @@ from minidist.nn.flat_parameters import (
     strays,
 )
 from minidist.nn.module import cast_state
-from minidist.replicas import check_balance, check_replicas, load_own, shapes_of, summed_ranks
+from minidist.replicas import (
+    check_balance,
+    check_replicas,
+    check_statistics,
+    load_own,
+    shapes_of,
+    summed_ranks,
+)
 from minidist.trainer import AnyOptimizer, WholeBatches, loss_of, update
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
@@ -433,6 +440,7 @@ class Zero:
         if self.batches.broken:
             self.copies.drop()
         check_flat(self.model.parameters(), [s.whole for s in self.shards])
+        check_statistics(self.model, self.place[1], self.m)  # as now: it may train again
         check_balance(self.model, self.place[1])
         if self.copies.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
             raise WrongInput(

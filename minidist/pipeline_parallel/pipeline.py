@@ -38,6 +38,7 @@ from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, add_re
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 from minidist.replicas import (
+    check_statistics,
     from_holders,
     load_own,
     shapes_of,
@@ -139,6 +140,7 @@ class Pipeline:
         """
         if len(batch) != self.m:
             raise WrongInput(f"the programs are for {self.m} micro-batches, not {len(batch)}")
+        check_statistics(self.model, micro_batches=self.m, loads=True)  # as now: it may train again
         check_scale(self.model, batch[0])
         with self.batches.batch():
             for stage in self.stages:

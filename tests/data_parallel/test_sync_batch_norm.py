@@ -1,6 +1,7 @@
 """Batch norms that share statistics leave one device's gradients and running statistics."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from minidist import Tensor, nn, no_grad
 from minidist.autograd import recompute
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.datasets import shard
+from minidist.data_parallel.zero import Zero
+from minidist.datasets import Batch, shard
+from minidist.pipeline_parallel import Pipeline
 from minidist.verify.equivalence import check, gradients
 from minidist.verify.strategies import Case, one_device
 from tests.strategies import arrays, seeds
@@ -156,3 +159,26 @@ def test_one_micro_batch_and_fixed_statistics_need_no_synchronisation(cluster):
     fixed = Case("fixed", still, case.inputs, case.targets)
     row = check("naive", fixed, 3, cluster(3, "thread"))
     assert row["ok"], row["detail"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Zero, stage=1),
+        partial(Zero, stage=3),
+        partial(Pipeline, micro_batches=2),
+    ],
+)
+def test_a_norm_that_trains_again_after_its_trainer_was_made_is_refused_too(cluster, make):
+    def worker(group):
+        layers = [nn.Linear(3, 3, name="first"), nn.BatchNorm(3), nn.Linear(3, 2, name="last")]
+        model = nn.Sequential(layers).eval()
+        trainer, batch = make(model, group), Batch(arrays(4, 3, dtype="float32"), np.zeros(4, int))
+        trainer.backward(batch)
+        for norm in trainer.model.modules(nn.BatchNorm):
+            norm.train()
+        with pytest.raises(ValueError, match="needs the statistics of the whole batch"):
+            trainer.backward(batch)
+        return len(list(trainer.model.modules(nn.BatchNorm)))
+
+    assert sum(cluster(1 if make.func is Pipeline else 2, "thread").run(worker)) > 0
