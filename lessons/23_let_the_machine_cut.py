@@ -23,9 +23,8 @@ import numpy as np
 from support import begin, exercise, figures
 
 from minidist import Cluster, Mesh, nn
-from minidist.planning import propagate, tofu, trace
-from minidist.planning.gspmd import program
-from minidist.planning.gspmd.placement import Split
+from minidist.planning import gspmd, propagate, tofu, trace
+from minidist.planning.gspmd import Split
 from minidist.planning.tofu import axes_of, works_of
 
 begin()
@@ -92,15 +91,15 @@ for what, split in ONE.items():
 # %% [markdown]
 # From *one* annotated weight follow the rows of the second, and Megatron-LM's $g$ (`matmul.1`) and
 # $f$ (`d inputs`). From the batch follows data parallelism: the gradients of all parameters are
-# summed. Is it right? [The library's version](../minidist/planning/gspmd/propagation.py) returns a
+# summed. Is it right? [The library's version](../minidist/planning/gspmd.py) returns a
 # program that ranks run. (If two letters compete, it votes; and it knows all_gather.)
 
 
 # %%
 def worker(group, layout, arrays):
     mesh = Mesh(group, tp=N)
-    parts = program.run(layout, mesh, arrays)
-    return mesh.tp.ledger.total, program.whole(layout, mesh, parts)
+    parts = gspmd.run(layout, mesh, arrays)
+    return mesh.tp.ledger.total, gspmd.whole(layout, mesh, parts)
 
 
 travels = {what: [] for what in ONE}

@@ -27,8 +27,7 @@ from support import begin, exercise, figures
 
 from minidist import Cluster, nn
 from minidist.planning import Machine, flexflow, pipedream, trace
-from minidist.planning.flexflow.simulator import Simulator
-from minidist.planning.flexflow.soap import cuts, data_parallel
+from minidist.planning.flexflow import Simulator, cuts, data_parallel
 
 begin()
 FLOPS, BANDWIDTH, B = 5e12, 1.25e9, 64  # of a GPU, per second; a link of 10 Gbit/s; images
@@ -128,7 +127,7 @@ print(f"{stages_4}: {50 * said:.1f} ms per minibatch promised, {1e3 * measured:.
 # ## What if any op can be cut in any way?
 #
 # [FlexFlow](https://arxiv.org/abs/1807.05358) cuts each op along samples, attributes or parameters,
-# and chooses its ranks. [A simulator](../minidist/planning/flexflow/simulator.py) says how long a
+# and chooses its ranks. [A simulator](../minidist/planning/flexflow.py) says how long a
 # strategy takes. All ops matter to each other, so no part is a smaller problem. FlexFlow walks at
 # random: it proposes another cut for one op, takes it if faster, and *sometimes* if slower.
 

@@ -19,7 +19,7 @@ from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.random_order import random_order, random_placement
 from minidist.pipeline_parallel.zero_bubble import v_shaped
-from minidist.planning.graphs.graph import Graph, Op, Value
+from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.plans.plan import Machine
 
 seeds = st.integers(0, 2**32 - 1)

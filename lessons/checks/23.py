@@ -6,8 +6,8 @@ import numpy as np
 
 from minidist import nn
 from minidist.planning import propagate, tofu, trace
-from minidist.planning.graphs.graph import Graph, Op, Value
-from minidist.planning.gspmd.placement import Split
+from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.gspmd import Split
 
 
 def is_count(found):

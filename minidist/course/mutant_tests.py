@@ -27,8 +27,8 @@ def _families() -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
-PLANNING = """test_pipedream test_tofu
-flexflow/test_soap flexflow/test_task_graph flexflow/test_simulator flexflow/test_search
+PLANNING = """test_pipedream test_tofu test_clock
+flexflow/test_soap flexflow/test_simulator flexflow/test_search
  plans/test_step_time plans/test_plan_search""".split()
 COSTS = "memory", "traffic", "stash", "transformer_size"
 # {family: (the strategies whose certificates come first, and then these tests)}

@@ -26,9 +26,8 @@ from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.communication import transfers_of
 from minidist.pipeline_parallel.symbols import certificate
 from minidist.pipeline_parallel.text import as_text as program_text
-from minidist.planning.critical_path import Moments, critical_path, moments, needs, stash, waits
-from minidist.planning.replay import Time, divided
-from minidist.planning.simulator import simulate
+from minidist.planning.clock import Time, divided
+from minidist.planning.simulator import Moment, critical_path, needs, simulate, stash, waits
 
 FIRST = {"schedule": "1f1b", "p": 4, "m": 8}
 OPTIONS = {"chunks": 1, "weights_last": "no", "replicas": "", "update_every": ""}
@@ -148,7 +147,7 @@ def _drawing(made: Programs, asked: dict) -> dict:
     """Return what is drawn of valid programs, and the numbers."""
     scale, whole = _in_whole_numbers(made, _durations(asked))
     simulation, limit = simulate(made, **whole), _number(asked["limit"])
-    peaks, clocks = simulation.peak_stash, moments(simulation)
+    peaks, clocks = simulation.peak_stash, simulation.moments
     return {
         "rows": _rows(made, clocks, scale),
         "makespan": simulation.makespan / scale,
@@ -172,7 +171,7 @@ def _in_whole_numbers(made: Programs, given: dict) -> tuple[int, dict]:
     return scale, {name: row if len(row) > 1 else row[0] for name, row in scaled.items()}
 
 
-def _rows(made: Programs, clocks: Moments, scale: int) -> list[list[dict]]:
+def _rows(made: Programs, clocks: list[list[Moment]], scale: int) -> list[list[dict]]:
     """Return what is drawn of each action."""
     needed = needs(made)
     waited = waits(needed, clocks)

@@ -1,9 +1,8 @@
 """What a strategy will cost before it runs, and which one is best.  In reading order:
 
-Programs on virtual clocks
-    simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline
-    replay.py             their clocks, action by action
-    critical_path.py      what its actions wait for, and the longest chain of them
+Tasks on a clock
+    clock.py              tasks that wait for each other, on devices that do one at a time
+    simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline, critical path
     year_of_training.py   a long run whose hosts fail or slow down: what is useful, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
@@ -20,11 +19,12 @@ A plan by hand, and the best one by search (Transformers of any size, without ar
     plans/published.py    runs of others: their seconds, and those of the plan; deepseek_v3.py
 
 Four papers that cut
-    graphs/               the graph of a model, which three of them read: see its __init__
-    gspmd/                annotations spread: placement.py, rules.py, propagation.py; program.py
+    graph.py              a model as values and ops, which three of them read
+    tracing.py            from a model to its graph
+    computation.py        what each op computes, whole or in parts
+    gspmd.py              annotations spread; the result runs
     tofu.py               fewest bytes, by dynamic programming
-    flexflow/             fewest seconds, by a random walk (search.py); soap.py, simulator.py,
-                          task_graph.py: its cuts, and their simulated time
+    flexflow.py           fewest seconds, by a random walk over simulated strategies
     pipedream.py          stages and their replicas, from a profile of the layers
 """
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from minidist.planning.costs.memory import memory
     from minidist.planning.costs.traffic import traffic
     from minidist.planning.costs.transformer_size import TransformerSize
-    from minidist.planning.flexflow.search import flexflow
-    from minidist.planning.graphs.tracing import trace
-    from minidist.planning.gspmd.propagation import propagate
+    from minidist.planning.flexflow import flexflow
+    from minidist.planning.gspmd import propagate
     from minidist.planning.pipedream import pipedream
     from minidist.planning.plans.estimate import Estimate, seconds
     from minidist.planning.plans.plan import Machine, Plan
     from minidist.planning.plans.search import search
     from minidist.planning.simulator import Simulation, simulate
     from minidist.planning.tofu import tofu
+    from minidist.planning.tracing import trace
 
 # Each name is imported when it is first used: simulations need no NumPy, models do.
 _MODULE_OF = {
@@ -55,15 +55,15 @@ _MODULE_OF = {
     "Plan": "plans.plan",
     "Simulation": "simulator",
     "TransformerSize": "costs.transformer_size",
-    "flexflow": "flexflow.search",
+    "flexflow": "flexflow",
     "memory": "costs.memory",
     "pipedream": "pipedream",
-    "propagate": "gspmd.propagation",
+    "propagate": "gspmd",
     "search": "plans.search",
     "seconds": "plans.estimate",
     "simulate": "simulator",
     "tofu": "tofu",
-    "trace": "graphs.tracing",
+    "trace": "tracing",
     "traffic": "costs.traffic",
 }
 

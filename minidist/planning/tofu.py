@@ -28,8 +28,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
-from minidist.planning.graphs.gradients import adjoint, d, has_gradient
-from minidist.planning.graphs.graph import Graph, Op
+from minidist.planning.graph import Graph, Op, adjoint, d, has_gradient
 
 MOST_RANKS = 10**12  # whose prime factors are looked for: a million numbers are tried
 Letter = str | None  # None: the first of the k parts does all of it, because no letter can be cut

@@ -11,7 +11,7 @@ from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.pipeline_parallel.actions import Backward, BackwardWeight, Forward, Update
 from minidist.pipeline_parallel.communication import transfers_of
 from minidist.planning import simulate
-from minidist.planning.critical_path import critical_path, moments, needs, stash, waits
+from minidist.planning.simulator import critical_path, needs, stash, waits
 from tests.strategies import chunks_of, fitting, linear_extensions, schedules
 
 times = st.fractions(0, 5, max_denominator=12)
@@ -22,7 +22,7 @@ TIMES = st.fixed_dictionaries(
 
 def path_of(made, **durations):
     simulation = simulate(made, **durations)
-    clocks = moments(simulation)
+    clocks = simulation.moments
     return critical_path(waits(needs(made), clocks), clocks), simulation
 
 
@@ -71,11 +71,11 @@ def test_the_path_of_1f1b_on_two_ranks_goes_through_all_of_the_second():
 @pytest.mark.parametrize("overhead, clocks", [(0, [1, 2]), (1, [2, 4])])
 def test_a_rank_goes_on_when_its_send_is_over(overhead, clocks):
     simulation = simulate(programs("gpipe", 2, 2), overhead=overhead)
-    assert [clock for _, _, clock in moments(simulation)[0][:2]] == clocks
+    assert [clock for _, _, clock in simulation.moments[0][:2]] == clocks
 
 
 def test_moments_have_what_takes_no_time_too():
-    rows = moments(simulate(programs("zb_h1", 2, 2), backward_weight=0))
+    rows = simulate(programs("zb_h1", 2, 2), backward_weight=0).moments
     assert [len(row) for row in rows] == [6, 6]
     assert any(start == end for row in rows for start, end, _ in row)
 
@@ -84,17 +84,17 @@ def test_moments_have_what_takes_no_time_too():
 def test_moments_are_those_of_the_timeline(case, times):
     simulation = simulate(case[0], **times)
     events = {(e.rank, e.name): (e.start, e.end) for e in simulation.timeline.events}
-    for r, (program, row) in enumerate(zip(case[0], moments(simulation), strict=True)):
+    for r, (program, row) in enumerate(zip(case[0], simulation.moments, strict=True)):
         for action, (start, end, _) in zip(program, row, strict=True):
             assert events.get((r, str(action)), (start, start)) == (start, end)
 
 
 def test_a_forward_pass_is_kept_from_its_start_to_the_end_of_its_backward():
     made = programs("1f1b", 2, 2)
-    clocks = moments(simulate(made))
+    clocks = simulate(made).moments
     assert stash(made, clocks)[1] == [(0, 0), (1, 1), (4, 0), (4, 1), (7, 0)]
     made = programs("zb_v", 2, 4)
     simulation = simulate(made)
-    rows = stash(made, moments(simulation))
+    rows = stash(made, simulation.moments)
     assert [max(n for _, n in row) for row in rows] == simulation.peak_stash
     assert rows[0][1] == (0, Fraction(1, 2))

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from minidist.planning import Machine, TransformerSize, flexflow, pipedream, tofu
-from minidist.planning.flexflow.simulator import Simulator
-from minidist.planning.flexflow.soap import data_parallel
-from minidist.planning.graphs.gradients import with_gradients
-from minidist.planning.graphs.graph import Graph, Op, Value
-from minidist.planning.gspmd.placement import Replicated, Split
-from minidist.planning.gspmd.propagation import propagate
+from minidist.planning.flexflow import Simulator, data_parallel
+from minidist.planning.graph import Graph, Op, Value, with_gradients
+from minidist.planning.gspmd import Replicated, Split, propagate
 from minidist.planning.tofu import prime_factors
 
 RATES = {"flops": 1e9, "memory": 1e30, "link": 1e8, "network": 1e7}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.planning import tofu
-from minidist.planning.graphs.graph import Graph, Op, Value
+from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.tofu import (
     Work,
     axes_of,

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.planning.flexflow.search import Score, flexflow, walk
-from minidist.planning.flexflow.simulator import Simulator
-from minidist.planning.flexflow.soap import Cut, cuts, data_parallel
+from minidist.planning.flexflow import Cut, Score, Simulator, cuts, data_parallel, flexflow, walk
 from minidist.planning.plans.plan import Machine
 from tests.planning.flexflow.test_simulator import branches, mlp
 from tests.planted import planted

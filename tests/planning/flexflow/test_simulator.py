@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.planning.flexflow.simulator import Simulator
-from minidist.planning.flexflow.soap import Cut, cuts, data_parallel
-from minidist.planning.graphs.graph import Graph, Op, Value
-from minidist.planning.graphs.tracing import trace
+from minidist.planning.flexflow import Cut, Simulator, cuts, data_parallel
+from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.plans.plan import Machine
+from minidist.planning.tracing import trace
 from tests.planted import planted
 from tests.strategies import index_graphs, machines
 

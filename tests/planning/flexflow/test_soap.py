@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.planning.flexflow.soap import Cut, cuts, data_parallel, kinds, pieces, shared
-from minidist.planning.graphs.graph import Graph, Op, Value
+from minidist.planning.flexflow import Cut, cuts, data_parallel, kinds, pieces, shared
+from minidist.planning.graph import Graph, Op, Value
 from tests.strategies import arrays, index_graphs
 
 PRODUCTS = ["bi,io->bo", "bti,io->bto", "bo->bo", "bo,o->bo", "bhqd,bhkd->bhqk", "bo->", "bqk->bq"]

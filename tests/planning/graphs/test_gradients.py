@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 
 from minidist import Tensor, nn
-from minidist.planning.graphs.computation import compute
-from minidist.planning.graphs.gradients import d, with_gradients
-from minidist.planning.graphs.tracing import trace
+from minidist.planning.computation import compute
+from minidist.planning.graph import d, with_gradients
+from minidist.planning.tracing import trace
 from tests.strategies import arrays, seeds, transformers
 
 

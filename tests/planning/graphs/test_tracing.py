@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.planning.graphs.graph import Graph, Op, Value
-from minidist.planning.graphs.tracing import trace
+from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.tracing import trace
 
 
 def described(graph):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidist import run
 from minidist.mistakes.register import find
-from minidist.planning.gspmd.placement import (
+from minidist.planning.gspmd import (
     PARTIAL,
     REPLICATED,
     Split,

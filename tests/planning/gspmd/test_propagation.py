@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from minidist import Mesh, Tensor, nn, run
 from minidist.mistakes.register import find
 from minidist.nn.transformer import Block
-from minidist.planning import propagate, trace
-from minidist.planning.gspmd import program as program
-from minidist.planning.gspmd.placement import PARTIAL, REPLICATED, Split
+from minidist.planning import gspmd, propagate, trace
+from minidist.planning.gspmd import PARTIAL, REPLICATED, Split
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
 from minidist.verify.compare import compare
@@ -43,12 +42,12 @@ def worker(group, layout, sizes, arrays):
     """Return the loss and the gradients, whole, and the bytes that the program sent."""
     mesh = Mesh(group, **sizes)
     before = [Counter(getattr(mesh, axis).ledger.bytes) for axis in sizes]
-    parts = program.run(layout, mesh, arrays)
+    parts = gspmd.run(layout, mesh, arrays)
     sent = {
         axis: dict(getattr(mesh, axis).ledger.bytes - own)
         for axis, own in zip(sizes, before, strict=True)
     }
-    return program.whole(layout, mesh, parts), sent
+    return gspmd.whole(layout, mesh, parts), sent
 
 
 def certified(made, annotations, sizes, transport="thread"):

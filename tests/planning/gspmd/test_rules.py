@@ -7,11 +7,9 @@ import pytest
 
 from minidist.mistakes.register import find
 from minidist.pieces import split_ends
-from minidist.planning.graphs.computation import compute
-from minidist.planning.graphs.gradients import adjoint, d
-from minidist.planning.graphs.graph import Op
-from minidist.planning.gspmd.placement import PARTIAL, Split, full
-from minidist.planning.gspmd.rules import Rule, adjoint_rule, cut, repeated, rules
+from minidist.planning.computation import compute
+from minidist.planning.graph import Op, adjoint, d
+from minidist.planning.gspmd import PARTIAL, Rule, Split, adjoint_rule, cut, full, repeated, rules
 from tests.planning.gspmd.test_placement import parts_of, placements
 from tests.planted import planted
 from tests.strategies import arrays

@@ -13,7 +13,7 @@ import numpy as np
 from minidist.autograd import Tensor, functions, losses
 from minidist.autograd.functions import layer_norm
 from minidist.errors import WrongInput
-from minidist.planning.graphs.graph import Op
+from minidist.planning.graph import Op
 
 Spans = dict[str, tuple[int, int]]
 

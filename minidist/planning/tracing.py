@@ -1,0 +1,423 @@
+"""Trace a single-device model into a graph, from the functions that its loss was made by.
+
+    graph = trace(nn.MLP([4, 8, 2]), x, targets)
+    graph.ops[0]      Op("matmul", ("inputs", "layers.0.weight"), "matmul.0", "ac,cb->ab")
+
+Fused functions are taken apart, so that each op has one rule: a bias is an op of its own, a norm is
+`normalize`, times a gain, plus a bias; attention is scores, a softmax and a mixture. What no
+function records cannot be traced: a constant, a frozen parameter. A reshape or a transpose is no
+op: axes are cut into factors instead, and an array of the model is a view of a value, each of its
+axes a list of the value's axes.
+
+    Y[B, T, 3C]  reshaped to  [B, T, 3, H, D]        the axis 3C of Y is cut into 3, H and D;
+    Y = X[B, T, C] W[C, 3C]                          it is a twin of W's columns: W[C, 3, H, D]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import (
+    Function,
+    Tensor,
+    attention,
+    functions,
+    functions_below,
+    losses,
+    operators,
+)
+from minidist.errors import WrongInput
+from minidist.planning.graph import Graph, Op, Value
+
+
+@dataclass(eq=False)
+class Axis:
+    """An axis of a value: how long it is, its parts once it is cut, its twins: cut alike."""
+
+    size: int
+    parts: list["Axis"] = field(default_factory=list)
+    twins: dict["Axis", None] = field(default_factory=dict)
+
+    def leaves(self) -> list["Axis"]:
+        """Return the axes that this one has been cut into; an axis that is not cut: itself."""
+        return leaves(self.parts) if self.parts else [self]
+
+    def cut(self, first: int) -> None:
+        """Cut this leaf and its twins into `first` and the rest; the first changes slowest."""
+        self.parts = [Axis(first), Axis(self.size // first)]
+        for twin in self.twins:
+            if not twin.parts:
+                twin.cut(first)
+            match(self.parts, twin.parts)
+
+
+def leaves(axes: list[Axis]) -> list[Axis]:
+    return [leaf for axis in axes for leaf in axis.leaves()]
+
+
+def match(left: list[Axis], right: list[Axis]) -> None:
+    """Cut both until their leaves agree, and make these twins."""
+    left, right = list(left), list(right)
+    while left and right:
+        a, b = left.pop(0), right.pop(0)
+        if a.parts or b.parts:
+            left[:0], right[:0] = a.leaves(), b.leaves()
+        elif a.size == b.size and bool(left) != bool(right) and is_one(left + right):
+            one_more = b if left else a  # [C] and [C, 1]
+            one_more.cut(one_more.size)
+            left[:0], right[:0] = [a], [b]
+        elif a.size == b.size:
+            a.twins[b] = b.twins[a] = None
+        else:
+            cut_one(a, b)
+            left[:0], right[:0] = [a], [b]
+
+
+def is_one(axes: list[Axis]) -> bool:
+    return all(axis.size == 1 for axis in axes)
+
+
+def cut_one(a: Axis, b: Axis) -> None:
+    """Cut the longer leaf, by the length of the shorter."""
+    long, short = (a, b) if a.size > b.size else (b, a)
+    if long.size % short.size:
+        raise WrongInput(
+            f"an axis of {long.size} does not divide into parts of {short.size}; reshape such that "
+            "each axis is cut into whole factors, or several are merged into one"
+        )
+    long.cut(short.size)
+
+
+def reshaped(dims: list[list[Axis]], shape: tuple[int, ...]) -> list[list[Axis]]:
+    """Return the axes of a view in another shape; axes are cut where the new shape cuts them."""
+    left = leaves([axis for dim in dims for axis in dim])
+    found: list[list[Axis]] = []
+    for size in shape:
+        taken: list[Axis] = []
+        if size == 1 and not left:  # [C] becomes [C, 1]
+            last = found[-1].pop()
+            last.cut(last.size)
+            kept, one = last.leaves()
+            found[-1].append(kept)
+            left = [one]
+        while size > 1 or not taken:
+            axis = left.pop(0)
+            if axis.size > size or size % axis.size:
+                cut_one(axis, Axis(size))
+                left[:0] = axis.leaves()
+            else:
+                taken.append(axis)
+                size //= axis.size
+        found.append(taken)
+    return found
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass
+class View:
+    """An array of the model: the value it is of, and for each of its axes a list of the value's."""
+
+    value: str
+    dims: list[list[Axis]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(np.prod([axis.size for axis in dim])) for dim in self.dims)
+
+
+@dataclass
+class Recorder:
+    """What has been traced: values {name: (axes, dtype, kind)}, and ops of views.
+
+    arrays, views  of the inputs and the targets
+    """
+
+    dtype: np.dtype
+    arrays: dict
+    views: dict = field(default_factory=dict)
+    values: dict = field(default_factory=dict)
+    ops: list = field(default_factory=list)
+    counts: dict = field(default_factory=dict)
+
+    def value(self, name: str, shape: tuple, kind: str, dtype: np.dtype | None = None) -> View:
+        if 0 in shape:
+            raise WrongInput(f"{name} has shape {list(shape)}: trace with at least one example")
+        axes = [Axis(n) for n in shape]
+        self.values[name] = axes, np.dtype(dtype or self.dtype), kind
+        return View(name, [[axis] for axis in axes])
+
+    def op(self, kind: str, symbols: str, *views: View, whole: str = "", options=()) -> View:
+        """Record an op: `symbols` has one letter for each axis of the views, as einsum's."""
+        inputs, output = symbols.split("->")
+        terms = inputs.split(",")
+        dims: dict[str, list[Axis]] = {}
+        for view, term in zip(views, terms, strict=True):
+            for symbol, dim in zip(term, view.dims, strict=True):
+                match(dims.setdefault(symbol, dim), dim)
+        shape = View("", [dims.get(symbol, []) for symbol in output]).shape
+        out = self.result(kind, shape)
+        for symbol, dim in zip(output, out.dims, strict=True):
+            match(dims[symbol], dim)
+        self.ops.append((kind, [*views, out], [*terms, output], whole, options))
+        return out
+
+    def sliced(self, x: View, start: int, stop: int) -> View:
+        """Record X[start:stop]; no other axis changes."""
+        out = self.result("slice", (stop - start, *x.shape[1:]))
+        for a, b in zip(x.dims[1:], out.dims[1:], strict=True):
+            match(a, b)
+        symbols = LETTERS[1 : len(x.dims)]
+        terms = ["a" + symbols, "A" + symbols]
+        self.ops.append(("slice", [x, out], terms, "aA", (start, stop)))
+        return out
+
+    def result(self, kind: str, shape: tuple) -> View:
+        n = self.counts[kind] = self.counts.get(kind, -1) + 1
+        return self.value(f"{kind}.{n}", shape, "result")
+
+    def graph(self) -> Graph:
+        """Return the graph, now that all axes are cut as every op needs them."""
+        values = {}
+        for name, (axes, dtype, kind) in self.values.items():
+            shape, whole = sizes_of(leaves(axes)), sizes_of(axes)
+            values[name] = Value(name, shape, dtype, kind, None if shape == whole else whole)
+        return Graph(values, [self.described(*op) for op in self.ops])
+
+    def described(self, kind, views, terms, whole, options) -> Op:
+        """Return the op of a record, with a letter for each axis that a symbol has become."""
+        letters, fresh = {}, iter(LETTERS)
+        for view, term in [(views[-1], terms[-1]), *zip(views, terms, strict=True)]:
+            for symbol, dim in zip(term, view.dims, strict=True):
+                if symbol not in letters:
+                    letters[symbol] = [next(fresh) for _ in leaves(dim)]
+        found, ones = [], set()
+        for view, term in zip(views, terms, strict=True):
+            of: dict[Axis, str] = {}
+            for symbol, dim in zip(term, view.dims, strict=True):
+                of |= dict(zip(leaves(dim), letters[symbol], strict=True))
+            for symbol, dim in zip(term, view.dims, strict=True):
+                check_order(symbol in whole, dim, leaves(self.values[view.value][0]), kind)
+            own = leaves(self.values[view.value][0])
+            alone = {axis: next(fresh) for axis in own if axis not in of}  # of length 1
+            ones |= {*alone.values()}
+            found.append("".join((of | alone)[axis] for axis in own))
+        names = tuple(view.value for view in views)
+        cut = frozenset(letter for symbol in whole for letter in letters[symbol]) | ones
+        indices = f"{','.join(found[:-1])}->{found[-1]}"
+        return Op(kind, names[:-1], names[-1], indices, cut, tuple(options))
+
+
+def check_order(whole: bool, dim: list[Axis], own: list[Axis], kind: str) -> None:
+    """Raise ValueError if an axis that is computed as a whole is made of axes in another order."""
+    places = [own.index(axis) for axis in leaves(dim)]
+    if whole and places != sorted(places):
+        raise WrongInput(
+            f"{kind} needs an axis that a transpose and then a reshape made; reshape first"
+        )
+
+
+def sizes_of(axes: list[Axis]) -> tuple[int, ...]:
+    return tuple(axis.size for axis in axes)
+
+
+# The index description of each function of autograd: `DESCRIBE[Linear](record, function, x, w, b)`
+# records ops and returns the view of the output. A symbol stands for an axis of the model's arrays,
+# which may become several letters.
+
+SYMBOLS = "abcdeghijklmnpqrsuvwxyz"  # of axes in front, for example of the batch: all but f, o, t
+
+
+def front(view, last: int = 1) -> str:
+    """Return a symbol for each axis but the last ones."""
+    return SYMBOLS[: len(view.dims) - last]
+
+
+def all_of(view) -> str:
+    return front(view, 0)
+
+
+def linear(record, function, x, w, b=None):
+    rows, weight = front(x), "ot" if function.transposed else "to"
+    y = record.op("matmul", f"{rows}t,{weight}->{rows}o", x, w)
+    return y if b is None else record.op("add", f"{rows}o,o->{rows}o", y, b)
+
+
+def matmul(record, function, a, b):
+    if len(a.dims) != len(b.dims) or a.shape[:-2] != b.shape[:-2]:
+        raise WrongInput(f"a matmul of {list(a.shape)} and {list(b.shape)} repeats its batch axes")
+    rows = front(a, 2)
+    return record.op("matmul", f"{rows}ft,{rows}to->{rows}fo", a, b)
+
+
+def layer_norm(record, function, x, gain, bias):
+    rows = front(x)
+    n = record.op("normalize", f"{rows}t->{rows}t", x, whole="t", options=(function.eps,))
+    y = record.op("multiply", f"{rows}t,t->{rows}t", n, gain)
+    return record.op("add", f"{rows}t,t->{rows}t", y, bias)
+
+
+def embedding(record, function, weight):
+    if not np.array_equal(function.indices, record.arrays["inputs"]):
+        raise WrongInput("an embedding of other indices than the inputs cannot be traced")
+    tokens = record.views["inputs"]
+    rows = all_of(tokens)
+    return record.op("embedding", f"{rows},ft->{rows}t", tokens, weight)
+
+
+def causal_attention(record, function, qkv):
+    q, k, v = (record.op("take", "fbhtd->bhtd", qkv, whole="f", options=(i,)) for i in range(3))
+    scores = record.op("matmul", "bhtd,bhsd->bhts", q, k)
+    scale = qkv.shape[-1] ** -0.5
+    p = record.op("causal_softmax", "bhts->bhts", scores, whole="ts", options=(scale,))
+    return record.op("matmul", "bhts,bhsd->bhtd", p, v)
+
+
+def softmax(kind: str) -> Callable:
+    def describe(record, function, x):
+        term = all_of(x)
+        return record.op(kind, f"{term}->{term}", x, whole=term[function.axis])
+
+    return describe
+
+
+def elementwise(kind: str) -> Callable:
+    """A function of several arrays, of which shorter ones are repeated along axes in front."""
+
+    def describe(record, function, *views):
+        out = max((view.shape for view in views), key=len)
+        term = SYMBOLS[: len(out)]
+        terms = [term[len(out) - len(view.dims) :] for view in views]
+        if any(view.shape != out[len(out) - len(view.shape) :] for view in views):
+            shapes = " and ".join(str(list(view.shape)) for view in views)
+            raise WrongInput(f"{kind} of {shapes} repeats an axis of length 1; drop this axis")
+        return record.op(kind, f"{','.join(terms)}->{term}", *views)
+
+    return describe
+
+
+def sum_of(record, function, x):
+    axis, term = function.axis, all_of(x)
+    axes = range(len(term)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    gone = {term[axis] for axis in axes}
+    if function.keepdims:
+        raise WrongInput("a sum that keeps axes of length 1 cannot be traced; use keepdims=False")
+    return record.op("sum", f"{term}->{''.join(c for c in term if c not in gone)}", x)
+
+
+def get_item(record, function, x):
+    """Describe X[i] and X[i:j], along the first axis."""
+    index, term, n = function.index, all_of(x), x.shape[0]
+    if isinstance(index, int):
+        return record.op("take", f"{term}->{term[1:]}", x, whole="a", options=(index % n,))
+    if not isinstance(index, slice) or index.step not in (None, 1):
+        raise WrongInput(f"the index {index!r} cannot be traced; use X[i] or X[i:j]")
+    start, stop, _ = index.indices(n)
+    if (start, stop) == (0, n):
+        return x
+    return record.sliced(x, start, stop)
+
+
+def reshape(record, function, x):
+    return type(x)(x.value, reshaped(x.dims, function.result_shape))
+
+
+def transpose(record, function, x):
+    axes = function.axes or range(len(x.dims))[::-1]
+    return type(x)(x.value, [x.dims[axis] for axis in axes])
+
+
+def targets_of(record, function):
+    """Return the view of the targets; ValueError if the loss has others."""
+    if not np.array_equal(function.targets, record.arrays["targets"]):
+        raise WrongInput(
+            "a loss of other values than the targets cannot be traced; compute them before, and "
+            "trace with these as the targets"
+        )
+    return record.views["targets"]
+
+
+def cross_entropy(record, function, logits):
+    rows, targets = front(logits), targets_of(record, function)
+    options = (function.reduction_size,)
+    return record.op(
+        "cross_entropy", f"{rows}t,{rows}->", logits, targets, whole="t", options=options
+    )
+
+
+def squared_error(record, function, y):
+    term, options = all_of(y), (function.reduction_size,)
+    targets = targets_of(record, function)
+    return record.op("squared_error", f"{term},{term}->", y, targets, options=options)
+
+
+DESCRIBE = {
+    functions.Linear: linear,
+    functions.LayerNorm: layer_norm,
+    functions.Embedding: embedding,
+    functions.Relu: elementwise("relu"),
+    functions.GeluTanh: elementwise("gelu_tanh"),
+    functions.GeluErf: elementwise("gelu_erf"),
+    functions.Softmax: softmax("softmax"),
+    functions.LogSoftmax: softmax("log_softmax"),
+    attention.CausalAttention: causal_attention,
+    attention.BlockwiseAttention: causal_attention,
+    operators.Add: elementwise("add"),
+    operators.Multiply: elementwise("multiply"),
+    operators.Exp: elementwise("exp"),
+    operators.Log: elementwise("log"),
+    operators.MatMul: matmul,
+    operators.Sum: sum_of,
+    operators.GetItem: get_item,
+    operators.Reshape: reshape,
+    operators.Transpose: transpose,
+    losses.CrossEntropy: cross_entropy,
+    losses.SquaredError: squared_error,
+}
+
+
+def describe(record, function, views):
+    """Record what a function computes from these views; ValueError if no description is known."""
+    if type(function) not in DESCRIBE:
+        raise WrongInput(
+            f"no index description of {type(function).__name__} is known; add one to "
+            "planning/graphs/descriptions.py"
+        )
+    return DESCRIBE[type(function)](record, function, *views)
+
+
+def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -> Graph:
+    """Return the graph of loss(model(inputs), targets); its last op makes the loss.
+
+    inputs, targets  arrays; in the graph they are the values "inputs" and "targets"
+    ValueError for a function whose description is not known.
+    """
+    arrays = {"inputs": np.asarray(inputs), "targets": np.asarray(targets)}
+    inputs = arrays["inputs"]
+    given = Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
+    root = loss(model(given), arrays["targets"])
+    record = Recorder(root.dtype, arrays)
+    for name, array in arrays.items():
+        record.views[name] = record.value(name, array.shape, "input", array.dtype)
+    found: dict[Tensor | Function, View] = {}
+    if isinstance(given, Tensor):
+        found[given] = record.views["inputs"]
+    for function in functions_below(root):
+        inputs = function.inputs or ()
+        if missing := [i for i, source in enumerate(inputs) if source is None]:
+            raise WrongInput(
+                f"input {missing[0]} of {type(function).__name__} needs no "
+                "gradient, so that no function records it; trace a model without constants and "
+                "frozen parameters"
+            )
+        sources = [source for source in inputs if source is not None]
+        for source in sources:
+            if isinstance(source, Tensor) and source not in found:
+                name = source.name or f"parameter.{len(found)}"
+                found[source] = record.value(name, source.shape, "parameter", source.dtype)
+        views = [found[source] for source in sources]
+        found[function] = describe(record, function, views)
+    return record.graph()
