@@ -22,8 +22,7 @@ from support import begin, exercise, figures
 
 from minidist.pipeline_parallel import programs
 from minidist.planning import Plan, TransformerSize, memory, simulate, traffic
-from minidist.planning.plans import deepseek_v3
-from minidist.planning.plans.published import candidates, rows, summary
+from minidist.planning.plans.published import DEEPSEEK, candidates, deepseek_text, rows, summary
 
 begin()
 PEAK, T, V, GiB = 312e12, 2048, 250_880, 2**30  # FLOP/s of an A100 in 16 bits
@@ -159,13 +158,13 @@ print(f"{len(ratios)} meshes: shown / closed forms {low:.2f} to {high:.2f}, on a
 #
 # [DeepSeek-V3](https://arxiv.org/abs/2412.19437): 2,048 GPUs, $p$ = 16, no tensor axis, 64 ranks of
 # [experts](15_experts.py). A step of 15,360 examples [is published](https://arxiv.org/abs/2505.09343);
-# [we compute](../minidist/planning/plans/deepseek_v3.py) it. Positions go once to each of at most 4
+# [we compute](../minidist/planning/plans/published.py) it. Positions go once to each of at most 4
 # hosts: that takes about as long as products at their peaks, and [hides](10b_zero_bubble.py) behind
 # them (section 3.2.1). Forward and backward took 17.6 of 19.9 s: why, and with which $b$, is open.
 
 # %%
-print(deepseek_v3.text())
-step = deepseek_v3.Step()
+print(deepseek_text())
+step = DEEPSEEK
 wider, anywhere = step.network(out=2), step.network(crossings=step.crossings(limited=False))
 print(f"all_to_all in 16 bits: {wider:.1f} s; in 8 bits, to any host: {anywhere:.1f} s")
 

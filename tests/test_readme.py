@@ -15,7 +15,7 @@ from minidist.course import mutants
 from minidist.course.lab import labs
 from minidist.mistakes import register
 from minidist.pipeline_parallel import SCHEDULES, read, validate
-from minidist.planning.plans.space import ASYNCHRONOUS
+from minidist.planning.plans.search import ASYNCHRONOUS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)

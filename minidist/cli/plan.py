@@ -154,15 +154,14 @@ def run(given: argparse.Namespace) -> int:
 
 def published(given: argparse.Namespace) -> int:
     """Print published runs: measured and predicted seconds of a step, and MFU."""
-    from minidist.planning.plans import deepseek_v3
     from minidist.planning.plans.plan import EFFICIENCY
-    from minidist.planning.plans.published import HEAD, line, rows, summary
+    from minidist.planning.plans.published import HEAD, deepseek_text, line, rows, summary
 
     found = rows(given.efficiency or EFFICIENCY)
     if given.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join([HEAD, *map(line, found), summary(found), "", deepseek_v3.text()]))
+        print("\n".join([HEAD, *map(line, found), summary(found), "", deepseek_text()]))
     return 0
 
 
@@ -194,7 +193,7 @@ def profiled(given: argparse.Namespace) -> int:
 def size_given(given: argparse.Namespace):
     """Return (the model in words, its size): of a name with what was given in its place; or all."""
     from minidist.planning import TransformerSize
-    from minidist.planning.plans.models import size_of
+    from minidist.planning.plans.published import size_of
 
     needed, usual = GIVEN
     own = {name: n for name in SIZES if (n := getattr(given, name)) is not None}
@@ -215,7 +214,7 @@ def searched(given: argparse.Namespace) -> int:
     from minidist.planning.plans import why
     from minidist.planning.plans.plan import EFFICIENCY
     from minidist.planning.plans.published import RUNS
-    from minidist.planning.plans.space import tried
+    from minidist.planning.plans.search import tried
 
     ending = given.plot and check_path(given.plot, "a plot", FIGURES)
     (name, size), batch = size_given(given), given.batch or given.ranks

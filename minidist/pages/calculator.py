@@ -21,9 +21,8 @@ from minidist.planning.costs.stash import in_flight
 from minidist.planning.costs.zero import BYTES
 from minidist.planning.plans.block import rate_of
 from minidist.planning.plans.estimate import Estimate, Step
-from minidist.planning.plans.models import SIZES
 from minidist.planning.plans.plan import ASYNCHRONOUS, EFFICIENCY
-from minidist.planning.plans.published import A100, H100, RUNS
+from minidist.planning.plans.published import A100, H100, RUNS, SIZES
 from minidist.planning.plans.why import WORDS, bytes_of, in_short, seconds_of, where
 
 SIZE = {n: n for n in "layers width heads sequence vocab tied experts top_k shared".split()}

@@ -8,15 +8,11 @@ Tasks on a clock
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
     costs/                closed forms of what is sent, held and computed: see its __init__
     plans/plan.py         how a run is split, and what a machine can do
-    plans/models.py       published sizes and their meshes
-    plans/roofline.py     seconds of a product
-    plans/step_time.py    seconds of a pipeline, for any number of micro-batches
-    plans/fullest.py      the rank of a plan that holds most
+    plans/block.py        seconds of one block: its products, and what travels between them
     plans/estimate.py     seconds and bytes of one plan
     plans/search.py       the best of all plans
-    plans/space.py        which plans there are
     plans/why.py          why each other one is worse, in words
-    plans/published.py    runs of others: their seconds, and those of the plan; deepseek_v3.py
+    plans/published.py    published models and runs: their seconds, and those of the plan
 
 Four papers that cut
     graph.py              a model as values and ops, which three of them read

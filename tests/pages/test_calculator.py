@@ -15,8 +15,7 @@ import pytest
 from minidist.pages import calculator
 from minidist.pages.answers import answer, answer_json
 from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, traffic
-from minidist.planning.plans.models import SIZES
-from minidist.planning.plans.published import A100, H100, RUNS
+from minidist.planning.plans.published import A100, H100, RUNS, SIZES
 from minidist.planning.plans.why import WORDS
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """The seconds of one step of a plan on a machine, from rates: compute, communication, bubble.
 
-    a stage     its blocks' products by the roofline (roofline.py), and what waits for collectives
-    the step    the stages' times on the simulator (step_time.py), so that any schedule has its
+    a stage     its blocks' products by the roofline (block.py), and what waits for collectives
+    the step    the stages' times on the simulator, so that any schedule has its
                 own bubble
     a collective of n ranks takes  bytes / rate + latency ceil(log2 n),  where the rate is `link` if
                 the ranks of its axis are in one node, else `network`
@@ -21,21 +21,135 @@ What waits, and what is hidden:
 
 Ranks are numbered as `Hybrid`'s mesh has them: tp is the innermost axis, then cp, pp, dp; ep is a
 part of dp. Letters: m micro-batches of b examples, p stages, n ranks of an axis.
+
+Once a pipeline is full, c more micro-batches add the same to its makespan, the longest path through
+its program, each time; c is p, so that schedules in groups of p are full groups. So a long batch
+needs not be simulated whole:
+
+    makespan(m) = makespan(m0) + (m - m0) / c (makespan(m0 + c) - makespan(m0))
+
+with m0 of a few times p, if the second c micro-batches add what the first did. Where they do not,
+or where it would save nothing, the whole batch is simulated.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import lru_cache
+from math import ceil, inf
+from typing import NamedTuple
 
 from minidist.errors import WrongInput
+from minidist.pipeline_parallel import add_reductions, programs
+from minidist.pipeline_parallel.actions import Programs
 from minidist.planning.costs import traffic
+from minidist.planning.costs.memory import memory
 from minidist.planning.costs.stages import StageLayers, check_split, cut_of, stage_parameters
-from minidist.planning.costs.stash import placement
+from minidist.planning.costs.stash import Entry, bounded, in_flight_on, largest, placement
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_passes
 from minidist.planning.plans.block import block_of, hidden, travel
-from minidist.planning.plans.fullest import Held, fullest
 from minidist.planning.plans.plan import Machine, Plan, check_count
-from minidist.planning.plans.step_time import TimedPipeline
+from minidist.planning.simulator import simulate
+
+FULL = 4  # times p: micro-batches after which a pipeline is taken to be full
+WHOLE = 3 * FULL + 3  # times p: what the three short simulations have together
+
+
+class TimedPipeline(NamedTuple):
+    """A schedule, and the durations of its actions, in any unit; tuples: one per virtual stage.
+
+    delay   of a message from one stage to the next
+    reduce  of the sum of a stage's gradients over its copies, beside what follows
+    """
+
+    schedule: str
+    p: int
+    chunks: int
+    forward: tuple
+    inputs: tuple
+    weights: tuple
+    delay: float = 0
+    reduce: tuple | int = 0
+
+    def makespan(self, m: int):
+        """Return the time of a step of m micro-batches; exact with ints and Fractions."""
+        p = self.p
+        if m <= WHOLE * p:
+            return simulated(self, m)
+        first = FULL * p + (m - FULL * p) % p
+        one, two, three = (simulated(self, first + i * p) for i in range(3))
+        if not _same(two - one, three - two):
+            return simulated(self, m)
+        return one + (m - first) // p * (two - one)
+
+
+@lru_cache(100_000)
+def simulated(pipeline: TimedPipeline, m: int):
+    """Return the makespan of all m micro-batches, action by action."""
+    order = ordered(pipeline.schedule, pipeline.p, m, pipeline.chunks)
+    return simulate(
+        order,
+        list(pipeline.forward),
+        list(pipeline.inputs),
+        list(pipeline.weights),
+        latency=pipeline.delay,
+        reduce=list(pipeline.reduce) if isinstance(pipeline.reduce, tuple) else pipeline.reduce,
+    ).makespan
+
+
+@lru_cache(16)
+def ordered(schedule: str, p: int, m: int, chunks: int) -> Programs:
+    """Return the programs with their sums."""
+    return add_reductions(programs(schedule, p, m, chunks))
+
+
+def _same(a, b) -> bool:
+    """Return whether two sums are equal, up to the rounding of floats."""
+    return a == b or (isinstance(a, float) and abs(a - b) <= 1e-9 * max(abs(a), abs(b)))
+
+
+Held = dict[str, int]  # bytes by kind
+
+
+def fullest(size: TransformerSize, plan: Plan, batch: int) -> Held:
+    """Return the bytes of the pipeline rank that holds most."""
+    most = fullest_within(size, plan, batch, inf)
+    return {} if most is None else most
+
+
+def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) -> Held | None:
+    """Return the bytes of the rank that holds most; None as soon as one is above the limit."""
+    shape = plan.schedule, plan.pp, plan.micro_batches, plan.chunks
+    most: Held = {}
+    for ranks in alike(size.layers, plan.cut, plan.schedule, plan.pp, plan.chunks):
+        held = memory(size, plan, batch, ranks[0], points=most_in_flight(ranks, *shape))
+        if sum(held.values()) > limit:
+            return None
+        most = max(most, held, key=lambda own: sum(own.values()))
+    return most
+
+
+@lru_cache(1024)
+def alike(layers: int, cut: str, schedule: str, p: int, chunks: int) -> list[tuple[int, ...]]:
+    """Return the ranks, those with the same stages together.
+
+    They hold the same for each micro-batch in flight.
+    """
+    stages = cut_of(layers, p * chunks, cut)
+    found: dict[tuple, list[int]] = {}
+    for r, own in enumerate(placement(schedule, p, chunks)):
+        found.setdefault(tuple(stages[k] for k in own), []).append(r)
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def most_in_flight(ranks: tuple[int, ...], schedule: str, p: int, m: int, v: int) -> list[Entry]:
+    """Return the entries of all these ranks that no other one exceeds."""
+    return _most_in_flight(ranks, schedule, p, bounded(schedule, p, m), v)
+
+
+@lru_cache(10_000)
+def _most_in_flight(ranks: tuple[int, ...], *shape) -> list[Entry]:
+    return largest({entry for r in ranks for entry in in_flight_on(r, *shape)})
+
 
 WHOLE_BACKWARD = "layer_split", "gpipe", "1f1b", "interleaved", "looped_bfs"
 

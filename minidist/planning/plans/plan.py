@@ -18,6 +18,7 @@ PRECISIONS = "mixed", "float32"
 V_SHAPED = tuple(name for name, own in SCHEDULES.items() if own.most_chunks == 2)  # and no fewer
 ASYNCHRONOUS = tuple(name for name, own in SCHEDULES.items() if own.asynchronous)
 SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
+LEFT_OUT = "layer_split", "zb_auto"  # always waits; is a search of its own, for measured times
 EFFICIENCY = 0.58  # of products: the middle of what published runs ask for (published.py)
 
 

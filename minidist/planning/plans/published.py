@@ -1,36 +1,56 @@
-"""Published training runs: their mesh, and the seconds of a step, against those that we predict.
+"""Published sizes and training runs: their mesh, and the seconds of a step, beside what we predict.
 
     minidist plan --published
 
-Narayanan et al. (SC 2021), tables 1 and 2; Korthikanti et al. (2022), table 5; BigScience, BLOOM's
-log; Grattafiori et al. (2024), table 4. Where a paper prints a rate per GPU, its seconds are
+published.toml has the numbers and their sources. Where a paper prints a rate per GPU, its seconds
+are
 
     FLOPs of a step / (ranks rate)        with what is computed again, except for Llama 3
 
-What a paper leaves open is chosen here: micro-batches of one example (BLOOM: of two), and for an
-interleaved schedule the fewest chunks that cut the blocks equally.
+DeepSeek-V3's blocks are none of `TransformerSize`. What its reports print follows from its sizes,
+mesh and rates:
+
+    latent attention   C (q + k + R) + q H (D + R) + 2 k H D + H D C parameters: queries, keys and
+                       values are made of latents of q and k numbers; R numbers of a head are turned
+    an expert          3 C F parameters; a token uses `shared` ones and `top_k` of the others
+
+Letters: C width, H heads, D head width, F width of an expert, T positions, P parameters; B examples
+of a batch, b of a micro-batch. Left out: the second token that a position predicts, activations.
 """
 
-from functools import partial
+import tomllib
+from math import comb
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from minidist.errors import WrongInput, unknown
 from minidist.planning.costs.kept import korthikanti
 from minidist.planning.costs.memory import memory
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.estimate import Estimate, seconds
-from minidist.planning.plans.models import SIZES
 from minidist.planning.plans.plan import EFFICIENCY, Machine, Plan
 
-A100 = {  # the datasheet's: dense 16-bit products, NVLink one way, a 200 Gb/s adapter per GPU
-    "flops": 312e12,
-    "memory": 80e9,
-    "link": 300e9,
-    "network": 25e9,
-    "memory_bandwidth": 2e12,
-    "latency": 5e-6,
-}
-H100 = A100 | {"flops": 989e12, "link": 450e9, "network": 50e9, "memory_bandwidth": 3.35e12}
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+A100, H100 = DATA["machines"]["A100"], DATA["machines"]["H100"]
+H800 = H100 | {"link": 160e9}
+EIGHT_BITS = 2  # times as many products per second as in 16 bits
+
+
+def _size(layers: int, width: int, heads: int, sequence: int, vocab: int, hidden: int = 0):
+    llama: dict[str, Any] = {"tied": False, "expert_width": hidden, "kv_heads": 8, "llama": True}
+    return TransformerSize(layers, width, heads, sequence, vocab, **(llama if hidden else {}))
+
+
+SIZES = {name: _size(*numbers) for name, numbers in DATA["sizes"].items()}
+
+
+def size_of(name: str) -> TransformerSize:
+    """Return the size of a published model."""
+    if name not in SIZES:
+        remedy = "; of any other give --layers, --width, --heads, --sequence and --vocab"
+        raise WrongInput(unknown("model", name, SIZES) + remedy)
+    return SIZES[name]
 
 
 class Run(NamedTuple):
@@ -54,37 +74,30 @@ class Run(NamedTuple):
 
 
 def _run(
-    of: str,
-    *,
-    source: str,
-    ranks: int,
-    tp: int,
-    pp: int,
-    batch: int,
-    rate: float = 0,
-    taken: float = 0,
-    b: int = 1,
-    recompute: str = "full",
-    rates: dict[str, Any] = A100,
-    **more,
+    source: str, model: str, ranks: int, tp: int, pp: int, batch: int, rate=0.0, taken=0.0, **more
 ) -> Run:
     """Return a run that took these seconds, or came to `rate` teraFLOP/s on each rank."""
-    size, dp = SIZES[of], ranks // (tp * pp)
-    own: dict[str, Any] = {"micro_batches": batch // (dp * b), "recompute": recompute}
+    size, dp = SIZES[model], ranks // (tp * pp)
+    options = DATA["sources"][source] | more
+    rates, b = DATA["machines"][options.pop("rates", "A100")], options.pop("b", 1)
     chunks = next((v for v in range(2, 9) if size.layers % (pp * v) == 0), 1)
+    usual: dict[str, Any] = {"micro_batches": batch // (dp * b)}
     if pp > 1 and chunks > 1:
-        own |= {"schedule": "interleaved", "chunks": chunks, "cut": "blocks"}
-    plan = Plan(dp, pp, tp, **(own | more))
-    taken = taken or size.flops(batch, recompute) / (ranks * rate * 1e12)
-    return Run(f"{of} on {ranks:,} ({source})", size, plan, batch, taken, rates)
+        usual |= {"schedule": "interleaved", "chunks": chunks, "cut": "blocks"}
+    plan = Plan(dp, pp, tp, **(usual | options))
+    taken = taken or size.flops(batch, plan.recompute) / (ranks * rate * 1e12)
+    return Run(f"{model} on {ranks:,} ({source})", size, plan, batch, taken, rates)
+
+
+RUNS = [_run(**run) for run in DATA["runs"]]
 
 
 def rows(efficiency: float = EFFICIENCY) -> list[dict]:
     """Return a row per run: run, seconds and MFU, those predicted, and predicted / measured."""
-    found = []
+    table = []
     for run in RUNS:
         guess = run.predicted(efficiency)
-        found.append(
+        table.append(
             {
                 "run": run.name,
                 "seconds": run.seconds,
@@ -94,7 +107,7 @@ def rows(efficiency: float = EFFICIENCY) -> list[dict]:
                 "predicted_mfu": guess.mfu,
             }
         )
-    return found
+    return table
 
 
 FORM = "{:<36}{:>9}{:>11}{:>7}{:>7}{:>11}"
@@ -107,69 +120,183 @@ def line(row: dict) -> str:
     return FORM.format(row["run"], *times, f"{row['mfu']:.1%}", f"{row['predicted_mfu']:.1%}")
 
 
-def summary(found: list[dict]) -> str:
-    low, *_, high = every = sorted(row["ratio"] for row in found)
-    words = f"{len(found)} runs: predicted / measured"
+def summary(table: list[dict]) -> str:
+    low, *_, high = every = sorted(row["ratio"] for row in table)
+    words = f"{len(table)} runs: predicted / measured"
     return f"{words} {low:.2f} to {high:.2f}, median {median(every):.2f}"
 
 
-# BLOOM's candidates: blocks, width, heads, d, t, b; GiB that nvidia-smi showed, on 384 ranks
-CANDIDATES = """106 12288 64 8 4 2 67  106 12288 96 8 4 2 65  106 12288 128 8 4 2 67
-82 13312 64 8 4 2 63  106 12288 96 8 4 4 79  100 12288 64 8 8 2 61  100 12288 64 8 8 4 72
-82 13312 64 4 8 4 52  82 13312 104 8 4 2 62  82 13312 128 8 4 2 60  82 13312 64 8 4 4 74
-94 13312 128 8 4 2 67  70 14336 64 4 8 2 40  70 14336 64 8 4 2 59  70 14336 112 8 4 2 59
-70 14336 128 8 4 2 60  70 14336 64 8 4 4 73"""
-
-
 def candidates() -> list[tuple[int, float]]:
-    """Return (GiB shown, GiB of closed forms) of each candidate.
+    """Return (GiB shown, GiB of closed forms) of each candidate of BLOOM.
 
     They held 2 bytes a weight more; a block that runs again has all its activations for a moment.
     """
-    numbers, found = iter(map(int, CANDIDATES.split())), []
-    for L, C, H, d, t, b, shown in zip(*[numbers] * 7, strict=True):
+    table = []
+    for L, C, H, d, t, b, shown in DATA["bloom_candidates"]:
         size, m = TransformerSize(L, C, H, 2048, 250_880), 2048 // (d * b)
         plan = Plan(d, 384 // (d * t), t, micro_batches=m, zero=1, recompute="full")
         held = memory(size, plan, 2048, keeps="korthikanti", per_parameter=18)
         again = korthikanti(size, Plan(tp=t), b).block
-        found.append((shown, (sum(held.values()) + held["parameters"] + again) / 2**30))
-    return found
+        table.append((shown, (sum(held.values()) + held["parameters"] + again) / 2**30))
+    return table
 
 
-_table_1 = partial(_run, source="Megatron-LM 2021")
-_table_5 = partial(_run, source="Megatron-LM 2022", recompute="selective", sequence=True)
-_bloom = partial(_run, source="BLOOM 2022", b=2, zero=1)
-_llama = partial(
-    _run,
-    source="Llama 3",
-    recompute="none",
-    sequence=True,
-    zero=1,
-    rates=H100,
-    schedule="interleaved",
-    chunks=8,
-)
+class LatentSize(NamedTuple):
+    """The sizes of a model of latent attention and many small experts: see published.toml."""
 
-RUNS = [
-    _table_1("1.7b", ranks=32, tp=1, pp=1, batch=512, rate=137),
-    _table_1("3.6b", ranks=64, tp=2, pp=1, batch=512, rate=138),
-    _table_1("7.5b", ranks=128, tp=4, pp=1, batch=512, rate=142),
-    _table_1("18.4b", ranks=256, tp=8, pp=1, batch=1024, rate=135),
-    _table_1("39.1b", ranks=512, tp=8, pp=2, batch=1536, rate=138),
-    _table_1("76.1b", ranks=1024, tp=8, pp=4, batch=1792, rate=140),
-    _table_1("145.6b", ranks=1536, tp=8, pp=8, batch=2304, rate=148),
-    _table_1("310.1b", ranks=1920, tp=8, pp=16, batch=2160, rate=155),
-    _table_1("529.6b", ranks=2520, tp=8, pp=35, batch=2520, rate=163),
-    _table_1("1008b", ranks=3072, tp=8, pp=64, batch=3072, rate=163),
-    _table_1("175b", ranks=384, tp=8, pp=12, batch=1536, rate=153),
-    _table_1("175b", ranks=1536, tp=8, pp=12, batch=1536, rate=141),
-    _table_1("529.6b", ranks=560, tp=8, pp=35, batch=2240, rate=171),
-    _table_1("529.6b", ranks=2240, tp=8, pp=35, batch=2240, rate=159),
-    _table_5("22b", ranks=8, tp=8, pp=1, batch=4, taken=1.10, b=4),
-    _table_5("175b", ranks=64, tp=8, pp=8, batch=64, taken=13.75),
-    _table_5("529.6b", ranks=280, tp=8, pp=35, batch=280, taken=37.83),
-    _table_5("1008b", ranks=512, tp=8, pp=64, batch=512, taken=71.49),
-    _bloom("176b", ranks=384, tp=4, pp=12, batch=2048, taken=104.70),
-    _llama("405b", ranks=8192, tp=8, pp=16, batch=2048, rate=430),
-    _llama("405b", ranks=16384, tp=8, pp=16, batch=2048, rate=400),
-]
+    layers: int
+    dense: int
+    width: int
+    heads: int
+    head: int
+    query: int
+    latent: int
+    rotary: int
+    hidden: int
+    experts: int
+    expert: int
+    shared: int
+    top_k: int
+    sequence: int
+    vocab: int
+
+    @property
+    def attention(self) -> int:
+        """Parameters of a block's attention, with the norms of both latents."""
+        C, H, D, R, q, k = self.width, self.heads, self.head, self.rotary, self.query, self.latent
+        return C * (q + k + R) + q * H * (D + R) + 2 * k * H * D + H * D * C + q + k
+
+    @property
+    def one_expert(self) -> int:
+        return 3 * self.width * self.expert
+
+    @property
+    def routed(self) -> int:
+        """Parameters of all experts that are chosen: those that the axis ep splits."""
+        return (self.layers - self.dense) * self.experts * self.one_expert
+
+    @property
+    def replicated(self) -> int:
+        """Parameters of all the rest; each expert has a row of the gate and a bias."""
+        C, sparse = self.width, self.layers - self.dense
+        blocks = self.layers * (self.attention + 2 * C) + self.dense * 3 * C * self.hidden
+        gates = sparse * (self.shared * self.one_expert + self.experts * (C + 1))
+        return blocks + gates + 2 * self.vocab * C + C
+
+    @property
+    def parameters(self) -> int:
+        return self.routed + self.replicated
+
+    @property
+    def used(self) -> int:
+        """Parameters that a token is multiplied by: the embedding is a look-up."""
+        chosen = (self.layers - self.dense) * self.top_k * self.one_expert
+        return self.replicated - self.vocab * self.width + chosen
+
+    def scores(self, causal: bool) -> int:
+        """Return a token's FLOPs of attention's two products, forward and backward."""
+        seen = (self.sequence + 1) / 2 if causal else self.sequence
+        return round(6 * self.layers * self.heads * (2 * self.head + self.rotary) * seen)
+
+    def flops(self, causal: bool = True) -> int:
+        """Return the FLOPs of a token; not causal: with the scores that the mask hides."""
+        return 6 * self.used + self.scores(causal)
+
+
+class LatentStep(NamedTuple):
+    """A step of this batch on p x ep x copies ranks, `nodes` of which a token may be sent to."""
+
+    size: LatentSize
+    ranks: int
+    p: int
+    ep: int
+    per_node: int
+    nodes: int
+    batch: int
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step per rank: all of them pass each of the p stages."""
+        return self.batch * self.size.sequence / self.ranks
+
+    def at_peak(self) -> float:
+        """Return the seconds of the products at the peaks: of 8 bits, and of 16.
+
+        In 16 bits are the head, the gates and attention's own products (section 3.3.1).
+        """
+        size = self.size
+        gates = (size.layers - size.dense) * size.experts * size.width
+        wide = 6 * (size.vocab * size.width + gates) + size.scores(causal=True)
+        return self.tokens * (wide + (size.flops() - wide) / EIGHT_BITS) / H800["flops"]
+
+    def bubble(self, b: float, work: float) -> float:
+        """Return the seconds in which a rank waits, (p/2 - 1) (F&B + B - 3 W).
+
+        work  seconds of all its micro-batches. F, B and W are shares of them by FLOPs: scores have
+              no weights, so that W has none (the report's table 2)
+        """
+        one = work / (self.batch * self.p / self.ranks / b)  # F&B: F takes a third, B two
+        weights = 1 - self.size.scores(causal=True) / self.size.flops()
+        return (self.p / 2 - 1) * (1 + 2 / 3 - weights) * one
+
+    def crossings(self, limited: bool = True) -> float:
+        """Return to how many other nodes a token goes, where all nodes are as likely."""
+        size, n = self.size, self.ep // self.per_node
+        own = size.experts // n
+        missed = comb(size.experts - own, size.top_k) / comb(size.experts, size.top_k)
+        reached = min(self.nodes, n) if limited else n * (1 - missed)
+        return reached * (1 - 1 / n)
+
+    def network(self, out: int = 1, crossings: float | None = None) -> float:
+        """Return the seconds of all_to_all on a rank's network: forward, and as much backward.
+
+        out  bytes of a number on the way to experts; a sum comes back in 2 (section 3.3.3)
+        """
+        away = self.crossings() if crossings is None else crossings
+        each = 2 * (out + 2) * self.size.width * (self.size.layers - self.size.dense)
+        return self.tokens * each * away / H800["network"]
+
+    def held(self) -> float:
+        """Return a rank's bytes of states, the mean: DualPipe holds two stages of each rank.
+
+        2 bytes a weight and 4 a gradient (3.3.3); of all ranks together 8 P of the optimizer: a
+        weight in float32, two moments in 16 bits.
+        """
+        size = self.size
+        own = 2 / self.p * (size.replicated + size.routed / self.ep)
+        return (2 + 4) * own + 8 * size.parameters / self.ranks
+
+
+DEEPSEEK = LatentStep(LatentSize(**DATA["deepseek"]["size"]), **DATA["deepseek"]["step"])
+PRINTED = DATA["deepseek"]["printed"]
+TAKEN, BUBBLE, WORK = PRINTED["taken"], PRINTED["bubble"], sum(PRINTED["work"])
+
+
+def deepseek_rows() -> list[tuple[str, float, float | None]]:
+    """Return (name, number from closed forms, number printed) of its step; None: not printed."""
+    step, size, printed = DEEPSEEK, DEEPSEEK.size, PRINTED
+    tera, masked = (step.tokens * size.flops(causal) / TAKEN / 1e12 for causal in (True, False))
+    days = step.tokens * step.ranks / TAKEN * 86400
+    return [
+        ("parameters, billions", size.parameters / 1e9, printed["parameters"]),
+        ("a token uses, billions", size.used / 1e9, printed["used"]),
+        ("GFLOPs of a token", size.flops() / 1e9, printed["flops"]),
+        (f"TFLOP/s of a GPU, in {TAKEN} s", tera, printed["rate"]),
+        ("TFLOP/s with the scores masked away", masked, printed["rate_with_masked_scores"]),
+        ("MFU, %, of the peak of 16 bits", 100e12 * tera / H800["flops"], printed["mfu"]),
+        ("billions of tokens a day", days / 1e9, printed["tokens_a_day"]),
+        ("s of products, at the peaks", step.at_peak(), None),
+        ("s of all_to_all, hidden", step.network(), None),
+        ("s of the bubble, b = 1", step.bubble(1, WORK), BUBBLE),
+        ("GB of states on a GPU", step.held() / 1e9, None),
+    ]
+
+
+def deepseek_text() -> str:
+    """Return the rows for people."""
+    form = "{:<36}{:>9}{:>11}"
+    shown = [form.format("DeepSeek-V3 on 2,048", "computed", "printed")]
+    for name, computed, printed in deepseek_rows():
+        numbers = f"{computed:.4g}", "" if printed is None else f"{printed:g}"
+        shown.append(form.format(name, *numbers))
+    return "\n".join(shown)

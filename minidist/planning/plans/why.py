@@ -1,8 +1,7 @@
 """Why a plan is not the best, in words: what it does not fit, or where its time goes."""
 
 from minidist.planning.plans.estimate import Estimate
-from minidist.planning.plans.plan import ASYNCHRONOUS, Plan
-from minidist.planning.plans.space import LEFT_OUT
+from minidist.planning.plans.plan import ASYNCHRONOUS, LEFT_OUT, Plan
 
 WORDS = {  # what a step's seconds are spent on
     "products": "products",

@@ -1,19 +1,18 @@
 """DeepSeek-V3's printed numbers, from its sizes, mesh and rates."""
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from minidist.planning.plans.deepseek_v3 import BUBBLE, TAKEN, WORK, LatentSize, Step, rows
+from minidist.planning.plans.published import BUBBLE, DEEPSEEK, TAKEN, WORK, deepseek_rows
 
-SIZE, STEP = LatentSize(), Step()
+SIZE, STEP = DEEPSEEK.size, DEEPSEEK
 
 
 def test_what_its_reports_print_follows_from_its_sizes_and_its_batch():
     """Within 0.4 %; not the bubble: no report prints how large a micro-batch is."""
-    compared = [row for row in rows() if row[2] not in (None, BUBBLE)]
+    compared = [row for row in deepseek_rows() if row[2] not in (None, BUBBLE)]
     assert len(compared) == 7
     for what, found, printed in compared:
         assert found == pytest.approx(printed, rel=4e-3), f"{what}: {found:.4g}, not {printed}"
@@ -62,5 +61,5 @@ def test_the_bubble_asks_for_micro_batches_of_two_or_three_examples():
 
 def test_attention_without_latents_of_its_own_is_that_of_a_known_block():
     """As many numbers in a latent as the width, none turned: four C C and two more, C (q + k)."""
-    plain = replace(SIZE, width=64, heads=4, head=16, query=64, latent=64, rotary=0)
+    plain = SIZE._replace(width=64, heads=4, head=16, query=64, latent=64, rotary=0)
     assert plain.attention == (2 + 4) * 64 * 64 + 2 * 64

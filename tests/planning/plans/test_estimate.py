@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from minidist.planning import Machine, Plan, TransformerSize, seconds, traffic
-from minidist.planning.plans.block import travel, waiting
+from minidist.planning.plans.block import Times, travel, waiting
 from minidist.planning.plans.estimate import Step
-from minidist.planning.plans.roofline import Times
 
 SIZE = TransformerSize(
     1, 8, 2, 4, 5

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, simulate
 from minidist.planning.plans.estimate import Step
-from minidist.planning.plans.models import size_of
-from minidist.planning.plans.published import A100, RUNS
-from minidist.planning.plans.search import SIMULATED, Search, mesh_of
-from minidist.planning.plans.space import (
+from minidist.planning.plans.published import A100, RUNS, size_of
+from minidist.planning.plans.search import (
     IN_USE,
+    SIMULATED,
+    Search,
     divisors,
+    mesh_of,
     meshes,
     micro_batches,
     options,

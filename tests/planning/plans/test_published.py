@@ -6,8 +6,8 @@ import pytest
 
 from minidist.planning import Machine, Plan, TransformerSize, seconds
 from minidist.planning.plans import published
-from minidist.planning.plans.models import SIZES, size_of
 from minidist.planning.plans.plan import EFFICIENCY
+from minidist.planning.plans.published import SIZES, size_of
 from minidist.planning.plans.why import WORDS
 
 # Korthikanti et al. 2022, table 5; Grattafiori et al. 2024, table 4: model FLOPs utilization, in %

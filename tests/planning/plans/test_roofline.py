@@ -1,8 +1,14 @@
 """The seconds of products and of what travels beside them, by hand."""
 
 from minidist.planning import Machine, Plan, TransformerSize
-from minidist.planning.plans.block import hidden, rate_of
-from minidist.planning.plans.roofline import Product, Times, block_products, block_times
+from minidist.planning.plans.block import (
+    Product,
+    Times,
+    block_products,
+    block_times,
+    hidden,
+    rate_of,
+)
 
 
 def machine(**more):

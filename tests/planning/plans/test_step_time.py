@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.planning.plans.step_time import WHOLE, TimedPipeline, simulated
+from minidist.planning.plans.estimate import WHOLE, TimedPipeline, simulated
 
 ORDERS = [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), ("zb_h2", 1), ("interleaved", 2)]
 ORDERS += [("looped_bfs", 2), ("interleaved_zb", 2), ("zb_v", 2), ("v_half", 2), ("dualpipe_v", 2)]

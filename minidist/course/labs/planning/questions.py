@@ -13,8 +13,8 @@ from minidist.course.labs.planning import probes
 from minidist.course.question import Questions, Random, ask, ints
 from minidist.errors import plural
 from minidist.planning import Machine, Plan, TransformerSize, seconds
-from minidist.planning.plans.fullest import fullest
-from minidist.planning.plans.space import meshes, micro_batches, options, orders
+from minidist.planning.plans.estimate import fullest
+from minidist.planning.plans.search import meshes, micro_batches, options, orders
 from minidist.planning.plans.why import bytes_of, in_short, seconds_of
 
 SCHEDULES = ["1f1b", "interleaved", "zb_h1"]
