@@ -24,8 +24,6 @@ from minidist import Cluster, Mesh, nn
 from minidist.autograd.recomputation import kept_bytes
 from minidist.datasets import Batch, text
 from minidist.hybrid import Hybrid
-from minidist.planning.costs.hybrid import bytes_by_axis
-from minidist.verify.strategies.cases import Case
 
 begin()
 cluster = Cluster(8, "thread")
@@ -118,12 +116,13 @@ SIZES = text().vocab, 32, 8, 6, 16, 0, "float64"
 inputs, targets = (tokens[:16] for tokens in text().windows(16))
 alone, rows = nn.Transformer(*SIZES), []
 nn.cross_entropy(alone(inputs), targets).backward()
+P, S = sum(p.data.nbytes for p in alone.parameters()), inputs.size * 32 * 8  # bytes
 want = {name: p.grad for name, p in alone.named_parameters().items()}
 for d, p, t in MESHES:
     gradients, sent, held = zip(*cluster.run(library, d, p, t), strict=True)
     assert all(np.allclose(gradients[0][n], want[n], rtol=1e-6, atol=1e-12) for n in want)
-    case = Case("", alone, inputs, targets, options={"dp": d, "pp": p, "micro_batches": 8 // d})
-    assert np.sum(sent) == sum(bytes_by_axis(case, 8).values())  # the closed form, with all details
+    formula = 2 * (d - 1) * P, 2 * (p - 1) * t * S, 8 * 6 * (t - 1) * S
+    assert np.allclose(np.sum(sent, axis=0), formula, rtol=0.09)  # the rest: embedding, head, loss
     idle = 100 * (p - 1) / (8 // d + p - 1)
     rows.append([*np.sum(sent, axis=0) / 1e6, np.sum(sent) / 1e6, max(held) / 1e6, idle])
     words = "{} x {} x {}: {:.2f} + {:.2f} + {:5.2f} = {:5.2f} MB sent, {:.2f} held, idle {:2.0f}%"

@@ -17,13 +17,11 @@
 
 # %% tags=["setup", "hide-input"]
 import numpy as np
-from support import begin, exercise, figures
+from support import begin, exercise, figures, measured
 
 from minidist import Cluster, nn
-from minidist.observe.costs import table
-from minidist.observe.costs.measured import measure_costs
+from minidist.observe.costs import alone, example, measure_costs, useful_share
 from minidist.planning import Plan, TransformerSize, memory
-from minidist.planning.costs.single_device import single_device_cost
 from minidist.verify.strategies import STRATEGIES, Case
 
 begin()
@@ -131,13 +129,15 @@ assert 0.95 < held(t=8, p=8, recompute="attention") / library < 1
 # :::
 
 # %% tags=["hide-output"]
-case, many = table.example("naive"), np.zeros((2, 32, 16), int)  # 8 and 32 examples
-for name in ("naive", "sequence", "1f1b"):
-    own, forms = measure_costs(name, case, cluster), STRATEGIES[name].predict(case, 4)
-    sent, most = sum(cost.sent for cost in own), max(cost.memory for cost in own)
-    assert sent == sum(cost.sent for cost in forms)
-    assert [cost.held for cost in own] == [cost.held for cost in forms]
-    grown = STRATEGIES[name].costs.bytes(Case("many", case.model, *many), 4) / sent
+case = example("naive")
+many = Case("32 examples", case.model, *np.zeros((2, 32, 16), int))  # in place of 8
+L, C, T, P = 6, 32, 16, sum(p.size for p in case.model.parameters())
+table = {"naive": 2 * P, "sequence": (10 * L + 5) * 8 * T * C, "1f1b": 2 * 8 * T * C}
+for name, numbers in table.items():
+    ranks = measured.costs(name, 4)
+    sent, most = sum(cost.sent for cost in ranks), max(cost.memory for cost in ranks)
+    assert 1 <= sent / (3 * 8 * numbers) < 1.02, name  # N - 1, bytes
+    grown = sum(cost.sent for cost in measure_costs(name, many, cluster)) / sent
     words = f"{sent / 1e3:4.0f} kB sent, {grown:.1f} times as much for 4 times the batch"
     print(f"{name:8} {words}; {most / 1e3:4.0f} kB held")
 
@@ -150,12 +150,12 @@ for name in ("naive", "sequence", "1f1b"):
 # %% tags=["hide-output"]
 points = {}
 for name, record in STRATEGIES.items():
-    case, exact = table.example(name), record.promise != "invariant"
+    case, exact = example(name), record.promise != "invariant"
     if exact and record.costs.compared and isinstance(case.model, nn.Transformer):
-        own, one = record.predict(case, 4), single_device_cost(case)
-        sent = sum(cost.sent for cost in own) / one.held["parameters"]
-        most = 100 * max(cost.memory for cost in own) / one.memory
-        points[name] = sent, most, record.useful_share(case, 4)
+        ranks, one = measured.costs(name, 4), alone(case)
+        sent = sum(cost.sent for cost in ranks) / one.held["parameters"]
+        most = 100 * max(cost.memory for cost in ranks) / one.memory
+        points[name] = sent, most, useful_share(name, case, ranks, one)
 sends, holds = min(points, key=points.get), min(points, key=lambda name: points[name][1])
 print(f"{sends} sends least, {holds} holds least, {points[holds][2]:.0%} of its time is useful")
 
@@ -225,7 +225,7 @@ exercise.judge("20.1", crossing)
 
 # %% tags=["exercise"]
 def least_ranks(name, memory):
-    """STRATEGIES[name].predict(table.example(name), N) has each rank's cost, with .memory bytes."""
+    """measured.costs(name, 4) has what a step costs each of N ranks, with .memory bytes."""
     raise NotImplementedError  # your lines here
 
 

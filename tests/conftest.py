@@ -47,6 +47,11 @@ def pytest_addoption(parser):
         "be repeated (default: all but the MPI machines)",
     )
     parser.addoption(
+        "--record-ledgers",
+        action="store_true",
+        help="write what the cases that run send into tests/ledgers.txt, without comparing",
+    )
+    parser.addoption(
         "--minutes",
         type=float,
         help="skip, and say so, what has not begun after this time: a slow machine ends in time",
@@ -192,6 +197,16 @@ def pytest_report_header(config):
     if config.option.device == "strict":
         lines.append("device: a stand-in for CuPy, never a GPU (tests/strict_device)")
     return lines
+
+
+@pytest.fixture(scope="session")
+def ledgers(request):
+    """Return what compares the bytes of a row, by operation, with those of tests/ledgers.txt."""
+    from tests.ledgers import Ledgers
+
+    ledgers = Ledgers(request.config.option.record_ledgers)
+    yield ledgers
+    ledgers.save()
 
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

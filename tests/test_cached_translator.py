@@ -15,7 +15,6 @@ from minidist.backend import on_gpu, to_host
 from minidist.nn.embedding import BEGIN, PAD
 from minidist.nn.generate import next_words, translate
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
-from minidist.planning.costs.decoding import cache_bytes
 from minidist.rng import generator
 from minidist.verify.compare import BOUND
 from minidist.verify.strategies.cases import random_weights
@@ -193,15 +192,15 @@ def test_every_position_is_computed_once(monkeypatch):
         assert len(written) == 2 * 6 + 1 and {rows[name] for name in written} == {beginnings}
 
 
-def test_what_is_kept_is_the_closed_form_of_the_source_and_the_target():
+def test_what_is_kept_is_of_the_positions_of_the_source_and_the_target():
     """Rows that translate one source share what is kept of it."""
     decoder = CachedTranslator(translator(dtype="float32"), SOURCES)
     decoder(words_of(3, 2))
-    size = partial(cache_bytes, layers=2, kv_heads=2, head_width=4)
+    number = 4 * 2 * 2 * 2 * 4  # bytes of K and V of a position: float32, L, K and V, heads, D
     for rows in (3, 4):
         kept = sum(cache.kv.nbytes for cache in decoder.caches)
         kept += sum(kv.data.nbytes for kv in decoder.sources)
-        assert kept == size(batch=3, positions=5) + size(batch=rows, positions=6)
+        assert kept == number * (3 * 5 + rows * 6)
         decoder.keep([0, 0, 1, 2])
 
 

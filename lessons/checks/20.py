@@ -1,21 +1,26 @@
 """Lesson 20's exercises: checks, worked solutions, hints, tempting wrong answers."""
 
+from functools import cache
+
 import numpy as np
 
-from minidist import nn
-from minidist.observe.costs import table
-from minidist.planning.costs.single_device import single_device_cost
-from minidist.verify.strategies import STRATEGIES, Case
+from minidist import Cluster, nn
+from minidist.observe import costs
+from minidist.verify.strategies import Case
+
+
+def sent(name, model, examples):
+    case = Case("crossing", model, *np.zeros((2, examples, model.context), int))
+    with Cluster(4, "thread") as ranks:
+        return sum(cost.sent for cost in costs.measure_costs(name, case, ranks))
 
 
 def check_1(attempt):
-    """Compare with the bytes that the library's closed forms, tested by running, give."""
+    """Compare with the bytes that four ranks send for 4 and for 8 examples."""
     for blocks, width, length in ((6, 32, 16), (2, 192, 8)):
-        model, sent = nn.Transformer(64, width, 8, blocks, length, dtype="float64"), []
-        for examples in (0, 1):
-            case = Case("crossing", model, *np.zeros((2, examples, length), int))
-            sent.append([STRATEGIES[n].costs.bytes(case, 4) for n in ("naive", "sequence")])
-        want = (sent[0][0] - sent[0][1]) / (sent[1][1] - sent[0][1])
+        model = nn.Transformer(64, width, 8, blocks, length, dtype="float64")
+        naive, four = sent("naive", model, 4), sent("sequence", model, 4)
+        want = 4 + (naive - four) / ((sent("sequence", model, 8) - four) / 4)
         given = sum(p.size for p in model.parameters()), blocks, width, length
         found = attempt(*given)
         if not isinstance(found, int | float | np.number):
@@ -50,12 +55,15 @@ def blocks_alone(P, L, C, T):
 tempting_1 = [one_way, as_if_nothing_is_gathered_again, blocks_alone, lambda P, L, C, T: None]
 
 
+@cache
 def held(name, N):
-    return [cost.memory for cost in STRATEGIES[name].predict(table.example(name), N)]
+    with Cluster(N, "thread") as ranks:
+        return [cost.memory for cost in costs.measure_costs(name, costs.example(name), ranks)]
 
 
+@cache
 def alone(name):
-    return single_device_cost(table.example(name)).memory
+    return costs.alone(costs.example(name)).memory
 
 
 def check_2(attempt):

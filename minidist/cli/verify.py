@@ -96,7 +96,7 @@ def _line(row: dict) -> str:
     return (
         f"{mark} {row['strategy']:<16} {ranks}  {row['case']:<32} "
         f"{row['promise']:<16} {row['bytes']:>9,} bytes "
-        f"(formula {row['bytes_formula']:,})  {row['detail']}"
+        f"{'' if row['bytes_formula'] is None else '= formula  '}{row['detail']}"
     )
 
 

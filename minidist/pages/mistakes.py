@@ -41,7 +41,7 @@ WORDS = "title", "seen", "symptom", "family", "diagnosis"
 LIMIT = 180.0  # seconds for a mistake
 LOST = "the process of these ranks has ended without an answer"
 HOME = PACKAGE.parent
-Right = dict[tuple[str, str, int], list]
+Right = dict[tuple[str, str, int], tuple[list, int]]
 
 
 def chosen() -> dict[str, Mistake]:
@@ -72,19 +72,20 @@ def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, l
     return [outcome for outcome, _ in pairs], [losses for _, losses in pairs]
 
 
-def expected(entry: Strategy, case: Case, size: int, right: Right) -> list:
-    """Return every rank's losses; [] if two runs differ."""
+def expected(entry: Strategy, case: Case, size: int, right: Right) -> tuple[list, int]:
+    """Return every rank's losses, [] if two runs differ, and the bytes of all ranks."""
     key = entry.name, case.name, size
     if key not in right:
-        (_, first), (_, again) = run(entry, case, size), run(entry, case, size)
-        right[key] = first if same(first, again) else []
+        (outcomes, first), (_, again) = run(entry, case, size), run(entry, case, size)
+        sent = sum(outcome.bytes for outcome in outcomes)
+        right[key] = (first if same(first, again) else [], sent)
     return right[key]
 
 
 def row_of(name: str, entry: Strategy, case: Case, size: int, right: Right, explain: bool) -> dict:
     """Return the row of a case; with the worst gradients and a cause if it is to explain."""
     row = {"strategy": entry.name, "case": case.name, "ranks": size, "error": ""}
-    losses = expected(entry, case, size, right)
+    losses, right_bytes = expected(entry, case, size, right)
     try:
         outcomes, own = run(entry, case, size, name)
     except CommError as error:
@@ -95,13 +96,13 @@ def row_of(name: str, entry: Strategy, case: Case, size: int, right: Right, expl
     )
     each = by_parameter(got, promise.want, promise.bound).values()
     worst = sorted([one for one in each if not one.ok], key=lambda one: -one.error)
-    moved, formula = sum(one.bytes for one in outcomes), entry.costs.bytes(case, size)
+    moved = sum(one.bytes for one in outcomes)
     agree = all(one.ok for one in by_parameter(got, got[0]).values())
     loss = same(own, losses) if any(losses) else None
     checks = {"losses": loss is False, "gradients": worst, "ranks agree": not agree}
-    checks["bytes"] = moved != formula
+    checks["bytes"] = moved != right_bytes
     row |= {"wrong": len(worst), "all": len(each), "agree": agree, "losses": loss}
-    row |= {"bytes": [moved, formula], "seen": [check for check, red in checks.items() if red]}
+    row |= {"bytes": [moved, right_bytes], "seen": [check for check, red in checks.items() if red]}
     if worst and explain:
         row["worst"] = [factor(one, got[one.rank], promise.want) for one in worst[:8]]
         _, *words = equivalence.row(case, outcomes, promise, got)["detail"]

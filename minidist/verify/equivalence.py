@@ -117,7 +117,8 @@ def check(
 ) -> dict:
     """Run one case on `size` ranks; return its row, as a dictionary. Options as in `gradients`.
 
-    It holds strategy, case, ranks, promise, error, difference, bytes, bytes_formula, ok, detail.
+    It holds strategy, case, ranks, promise, error, difference, bytes, operations, bytes_formula,
+    ok, detail. `operations` has the bytes of each; `bytes_formula` what a paper says, or None.
     Where a library, MPI or NCCL, has added up in an order of its own, a promise of bits is one of
     the bound, and the row's promise says so.
 
@@ -129,25 +130,27 @@ def check(
 
 def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> dict:
     """Return the row of what a strategy has on its ranks; search: as `rerun` of `check`."""
-    formula, moved = entry.costs.bytes(case, len(ranks)), sum(rank.bytes for rank in ranks)
+    moved = sum(rank.bytes for rank in ranks)
+    formula = None if entry.costs.bytes is None else entry.costs.bytes(case, len(ranks))
+    operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
     got = [rank.gradients for rank in ranks]
     found = row(case, ranks, promise_of(entry, case, ranks), got)
     detail = [words for words in found["detail"] if words != UNKNOWN]
     if search and not found["ok"] and (len(detail) == 1 or UNKNOWN in found["detail"]):
         detail += filter(None, [known(entry.name, case, got)])
-    if moved != formula:
-        operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
+    right_bytes = formula in (None, moved)
+    if not right_bytes:
         parts = ", ".join(f"{operation} {n}" for operation, n in operations.items())
         detail.append(f"{moved} bytes moved, not {formula}" + (f" ({parts})" if parts else ""))
-    computed = dict.fromkeys(op for rank in ranks for op in rank.operations)
-    if computed := [operation for operation in computed if operation.endswith(BY_FORMULA)]:
+    if computed := [operation for operation in operations if operation.endswith(BY_FORMULA)]:
         detail.append(f"not counted: {', '.join(computed)}")
     return (
         {"strategy": entry.name, "case": case.name, "ranks": len(ranks)}
         | found
         | {
             "bytes_formula": formula,
-            "ok": found["ok"] and moved == formula,
+            "operations": dict(operations),
+            "ok": found["ok"] and right_bytes,
             "detail": "; ".join(detail),
         }
     )

@@ -4,9 +4,7 @@ import numpy as np
 from hypothesis import given
 
 from minidist import Tensor
-from minidist.context_parallel import plain, zigzag
 from minidist.context_parallel.gathered_attention import GatherPositions
-from minidist.planning.costs.attention import gathered_bytes, ring_bytes
 from tests.strategies import arrays, cut_sequences, seeds
 
 
@@ -26,13 +24,3 @@ def test_every_rank_gets_all_positions_in_order_and_the_sum_of_their_gradients(c
     for (y, dx), own in zip(found, held, strict=True):
         assert np.array_equal(y, whole)
         np.testing.assert_allclose(dx, grads.sum(axis=0)[:, own.indices], rtol=1e-12)
-
-
-def test_the_bytes_are_those_of_the_ring_without_a_second_round_of_k_and_v():
-    for held in (plain(13, 4), zigzag(13, 4), plain(1, 1)):
-        N, T, n, kv = len(held), held[0].length, 12, 4
-        sizes = [len(own) for own in held]
-        forward, backward = map(sum, zip(*gathered_bytes(sizes, n, kv), strict=True))
-        assert forward == backward == 2 * (N - 1) * kv * T
-        assert sum(map(sum, ring_bytes(sizes, n, kv))) == 3 * forward
-        assert gathered_bytes(sizes, n) == gathered_bytes(sizes, 3 * n, n)

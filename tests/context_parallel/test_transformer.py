@@ -11,7 +11,6 @@ from minidist import nn
 from minidist.autograd import recompute
 from minidist.context_parallel import axes_of, columns, context_parallel, plain, zigzag
 from minidist.errors import RankFailed
-from minidist.observe.costs.measured import measure_costs
 from minidist.rng import Randomness
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
@@ -113,23 +112,6 @@ def test_a_llama_reads_a_document_of_a_window_as_if_it_were_alone():
     np.testing.assert_allclose(got[0, :5], logits_of(model, x[:1, :5])[0], rtol=1e-9)
     np.testing.assert_allclose(got[0, 5:], logits_of(model, x[:1, 5:])[0], rtol=1e-9)
     np.testing.assert_allclose(got[1:], logits_of(model, x[1:]), rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("T", [13, 16, 150])
-def test_memory_and_work_of_every_rank_are_the_closed_forms(cluster, name, T):
-    strategy, N = equivalence.find(name), 4 if name == "usp" else 3
-    model = nn.Transformer(7, 24, 12, 2, T, dtype="float64")
-    case = Case("untied", model, *tokens(3, T), options={"ulysses": 2} if name == "usp" else {})
-    ranks = cluster(N, "thread")
-    found, forms = measure_costs(name, case, ranks), strategy.predict(case, N)
-    for cost, form in zip(found, forms, strict=True):
-        assert (cost.held, cost.work) == (form.held, form.work)
-        assert (cost.examples, cost.positions, cost.layers) == (
-            form.examples,
-            form.positions,
-            form.layers,
-        )
 
 
 def refusing(group, how):

@@ -5,12 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import nn
 from minidist.autograd.attention import RepeatedHeads
 from minidist.context_parallel import plain, ulysses, zigzag
-from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
-from minidist.planning.costs.context_parallel import attention_bytes
-from minidist.verify.strategies import Case
+from minidist.planning.costs.attention import ulysses_bytes
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 
@@ -40,16 +37,6 @@ def test_the_bytes_of_all_ranks_are_four_all_to_alls_each_way():
         N, T, n = len(held), held[0].length, 12
         forward, backward = map(sum, zip(*ulysses_bytes(list(map(len, held)), n), strict=True))
         assert forward == backward == 4 * (N - 1) * n * T / N
-
-
-def test_grouped_queries_save_bytes_only_where_the_ranks_divide_their_heads():
-    """Of 8 heads, 2 have keys and values: on 8 ranks as many bytes travel as with 8."""
-    model, x = nn.Llama(7, 16, 8, 2, 1, 48, dtype="float64"), np.zeros((1, 48), int)
-    case, n = Case("grouped", model, x, x), 8 * 16
-    for N, kv in ((1, n // 4), (2, n // 4), (4, n // 2), (8, n)):
-        sizes = [48 // N] * N
-        assert attention_bytes(case, sizes, "ulysses") == ulysses_bytes(sizes, n, kv)
-        assert attention_bytes(case, sizes, "ring") == ring_bytes(sizes, n // 4)
 
 
 @given(G=st.integers(1, 3), K=st.integers(1, 3), s=st.integers(1, 3), seed=seeds)

@@ -1,11 +1,9 @@
 """Ring x Ulysses: heads between neighbours, keys and values between groups of them."""
 
 import numpy as np
-import pytest
 
 from minidist.context_parallel import axes_of, plain, zigzag
 from minidist.context_parallel.cuts import union
-from minidist.planning.costs.attention import ring_bytes, ulysses_bytes, usp_bytes
 
 
 def members(group, U):
@@ -16,21 +14,6 @@ def test_neighbours_exchange_heads_and_every_uth_rank_is_in_a_ring(cluster):
     found = cluster(6, "thread").run(members, 2)
     assert [heads for heads, _ in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
     assert [ring for _, ring in found] == [[0, 2, 4], [1, 3, 5]] * 3
-
-
-def test_one_neighbour_is_a_ring_and_all_are_ulysses():
-    for held in (plain(13, 4), zigzag(13, 4), zigzag(24, 4)):
-        sizes = [len(own) for own in held]
-        assert usp_bytes(sizes, 24, 8, U=1) == ring_bytes(sizes, 24, 8)
-        assert usp_bytes(sizes, 24, 8, U=4) == ulysses_bytes(sizes, 24, 8)
-
-
-@pytest.mark.parametrize("U", [1, 2, 4, 8])
-def test_the_bytes_of_all_ranks_are_two_sums(U):
-    N, T, n, kv = 8, 48, 64, 16
-    forward, backward = map(sum, zip(*usp_bytes([T // N] * N, n, kv, U=U), strict=True))
-    heads, ring = 2 * (U - 1) * (n + kv) * T // U, 2 * (N // U - 1) * kv * T
-    assert (forward, backward) == (heads + ring, heads + 2 * ring)
 
 
 def test_groups_of_neighbours_hold_the_zigzag_of_the_groups():

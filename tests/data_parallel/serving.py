@@ -129,3 +129,18 @@ def violations(log, staleness, workers):
                         broken.append((push.worker, clocks[push.worker], other, seen))
                 clocks[push.worker] += 1
     return broken
+
+
+def parameter_server_bytes(n, itemsize, servers, steps, n_fetch=1, n_push=1):
+    """Return the bytes of dense pushes of n numbers and of pulls, of all ranks; without a quorum.
+
+    16 per request and server, 16 per gradient in a push, 8 per pull and server for the version.
+
+    steps  minibatches per worker, which pulls before every n_fetch-th and pushes after every
+           n_push-th, from the first one on; its last message pushes what is left
+    """
+    pulls = sum(-(-count // n_fetch) for count in steps)
+    pushes = sum(-(-count // n_push) for count in steps)
+    rests = sum(count > 0 and (count - 1) % n_push > 0 for count in steps)
+    heads = 16 * servers * (pulls + pushes + len(steps) + sum(steps))
+    return heads + 8 * servers * pulls + itemsize * n * (pulls + pushes + rests)

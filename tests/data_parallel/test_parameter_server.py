@@ -16,7 +16,6 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Server, ServerPlan, join, train
 from minidist.datasets import shard
 from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
-from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.rng import Randomness
 from minidist.verify.compare import compare
 from tests.data_parallel.serving import (
@@ -25,6 +24,7 @@ from tests.data_parallel.serving import (
     deal,
     mlp,
     mlp_data,
+    parameter_server_bytes,
     run_and_replay,
     session,
     violations,

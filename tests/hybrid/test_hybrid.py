@@ -1,7 +1,6 @@
 """Five axes on a mesh: gradients, clipping and weights equal one device's."""
 
 import copy
-from dataclasses import replace
 from itertools import cycle, product
 
 import numpy as np
@@ -12,16 +11,13 @@ from minidist.context_parallel import plain
 from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.observe.costs.measured import measure_costs
+from minidist.observe.costs import measure_costs
 from minidist.rng import Randomness, generator
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
-from minidist.verify.equivalence import find
 from minidist.verify.strategies.cases import (
-    EXAMPLE,
     Case,
     random_weights,
-    transformer_example,
     translator_case,
 )
 from tests import causes
@@ -141,20 +137,6 @@ def check(ranks, mesh, options, tied, B=5, steps=three_steps):
         assert weights.ok, str(weights)
 
 
-def assert_costs(cluster, options):
-    """Measure the example on a mesh of 4 ranks, and compare each rank's costs with the forms."""
-    experts = options.get("experts", 0)
-    options = {name: value for name, value in options.items() if name != "experts"}
-    case, strategy = transformer_example(4, **options), find("hybrid")
-    if experts:
-        _, T, C, H, L, V = EXAMPLE.values()
-        case = replace(case, model=nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts))
-    found, forms = measure_costs("hybrid", case, cluster(4, "thread")), strategy.predict(case, 4)
-    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
-    for cost, form in zip(found, forms, strict=True):
-        assert replace(form, sent=cost.sent) == cost
-
-
 @pytest.mark.parametrize(
     "mesh, options",
     list(zip(SMALL, cycle(SCHEDULES), strict=False)),
@@ -238,37 +220,15 @@ def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
         check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=not options.get("zero"))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dp": 2, "cp": 2, "tp": 1, "zero": 1, "micro_batches": 1},
-        {"cp": 2, "tp": 2, "micro_batches": 1},
-        {"cp": 2, "tp": 2, "attention": "ulysses", "micro_batches": 2},
-        {"cp": 2, "tp": 2, "attention": "gathered", "micro_batches": 1},
-        {"cp": 4, "ulysses": 2, "micro_batches": 1},
-        {"pp": 2, "cp": 2, "micro_batches": 8},
-        {"dp": 2, "pp": 2, "zero": 1, "micro_batches": 4},
-        {"experts": 4, "dp": 2, "ep": 2, "tp": 2, "micro_batches": 1},
-        {"experts": 3, "dp": 4, "ep": 2, "zero": 1, "micro_batches": 1},
-        {"experts": 4, "tp": 4, "micro_batches": 1},
-    ],
-    ids=str,
-)
-def test_a_rank_sends_holds_and_computes_what_the_closed_forms_say(cluster, options):
-    assert_costs(cluster, options)
-
-
 def test_shards_may_be_uneven(cluster):
     """A block has 534 numbers, for four ranks."""
     model = nn.Transformer(6, 6, 3, 1, 4, dtype="float64")
     tokens = generator(0, "uneven").integers(0, 6, (2, 2, 4))
     case = Case("uneven", model, *tokens, options={"dp": 2, "cp": 2, "zero": 1, "micro_batches": 1})
-    found, forms = (
-        measure_costs("hybrid", case, cluster(4, "thread")),
-        find("hybrid").predict(case, 4),
-    )
+    found = measure_costs("hybrid", case, cluster(4, "thread"))
     states = [cost.held["optimizer state"] for cost in found]
-    assert states == [form.held["optimizer state"] for form in forms] and len(set(states)) == 2
+    two_each = 2 * 8 * sum(p.size for p in model.parameters())
+    assert sum(states) == two_each and len(set(states)) == 2
 
 
 @pytest.mark.parametrize("top_k", [1, 3])

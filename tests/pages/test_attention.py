@@ -16,7 +16,7 @@ from minidist.context_parallel.tiles import tiles
 from minidist.pages import answers
 from minidist.pages import attention as page
 from minidist.pieces import Positions
-from minidist.planning.costs.attention import ring_bytes, ring_scores, ulysses_bytes
+from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
 
 
 @st.composite
@@ -67,7 +67,6 @@ def test_work_of_a_hop_is_what_the_blocks_that_ring_attention_computes_have(ques
         for r in range(N):
             blocks = tiles(held[r], held[(r - hop) % N])
             assert work[r] == sum(len_of(rows) * len_of(keys) for rows, keys, _ in blocks)
-    assert [sum(own) for own in zip(*found["work"], strict=True)] == list(map(ring_scores, held))
 
 
 def len_of(rows):

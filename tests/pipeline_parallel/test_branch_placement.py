@@ -1,4 +1,4 @@
-"""Two branches on two ranks leave one device's gradient, and move the bytes of the formula."""
+"""Two branches on two ranks leave one device's gradient; what they send, by operation."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from minidist import nn
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
-from minidist.planning.costs.branch_placement import siamese_bytes
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case, one_device
@@ -63,7 +62,6 @@ def test_in_float32_the_difference_is_float32_rounding(cluster):
     assert {g.dtype for o in outcomes for g in o.gradients.values()} == {np.dtype("float32")}
     comparison = compare([o.gradients for o in outcomes], want, 1e-5)
     assert comparison.ok and comparison.error > 1e-9, comparison
-    assert sum(o.bytes for o in outcomes) == siamese_bytes(case, 2)
 
 
 def test_bytes_by_operation_are_an_embedding_there_its_gradient_back_and_the_shared_weights(
@@ -83,7 +81,6 @@ def test_bytes_by_operation_are_an_embedding_there_its_gradient_back_and_the_sha
     assert [ledger["send"] for ledger in by_rank] == [8 * B * E, 8 * B * E]
     assert sum(ledger["all_reduce"] for ledger in by_rank) == 2 * shared
     assert all(ledger.keys() == {"send", "all_reduce"} for ledger in by_rank)
-    assert siamese_bytes(case, 2) == 2 * 8 * B * E + 2 * shared
     (alone,) = cluster(1).run(update, case)
     assert not any(alone.values())
 

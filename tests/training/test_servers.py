@@ -13,7 +13,6 @@ from minidist.datasets import Text
 from minidist.datasets.pairs import padded, teacher_forcing
 from minidist.errors import RankFailed
 from minidist.nn.embedding import PAD
-from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.training.loop import train
 from minidist.training.servers import (
     Minibatches,
@@ -26,6 +25,7 @@ from minidist.training.servers import (
 from minidist.training.settings import Settings
 from minidist.verify.compare import compare
 from minidist.verify.replays.parameter_server import replay_server
+from tests.data_parallel.serving import parameter_server_bytes
 from tests.planted import mistaken
 from tests.strategies import assert_same_bits
 

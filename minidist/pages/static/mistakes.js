@@ -4,7 +4,7 @@ import { $, ask, first, h, latest, onServer, say, state, svg } from "./page.js";
 
 const FIRST = first().answer;
 const CHECKS = ["it ends", "losses", "gradients", "ranks agree", "bytes"];
-const HEADS = ["It ends", "Losses as they should be", "Gradients equal one device's", "Ranks agree", "Bytes equal the formula"];
+const HEADS = ["It ends", "Losses as they should be", "Gradients equal one device's", "Ranks agree", "Bytes as they should be"];
 const answers = new Map([[FIRST.mistake, FIRST], [FIRST.waits.program, FIRST.waits]]);
 
 // ---- a mistake
@@ -15,13 +15,13 @@ function cells(row) {
     const [name, ...more] = row.error.split(": "), words = more.join(": ").replace("every rank waits:\n", "").trim();
     return [ok(false, name), h("td", { colspan: 4, class: "muted" }, words.length > 130 ? `${words.slice(0, 130)} …` : words)];
   }
-  const [moved, formula] = row.bytes;
+  const [moved, right] = row.bytes;
   return [
     ok(true, "yes"),
     row.losses === null ? h("td", { class: "muted" }, "not compared") : ok(row.losses, row.losses ? "right" : "wrong"),
     ok(!row.wrong, row.wrong ? `${row.wrong} of ${row.all} wrong` : `${row.all} right`),
     ok(row.agree, row.agree ? "yes" : "no"),
-    ok(moved === formula, moved === formula ? "yes" : `${moved.toLocaleString("en")}, not ${formula.toLocaleString("en")}`),
+    ok(moved === right, moved === right ? "yes" : `${moved.toLocaleString("en")}, not ${right.toLocaleString("en")}`),
   ];
 }
 

@@ -6,10 +6,8 @@ Letters: B images X[B, C, H, W]; F channels of a block's output, C of its input.
 
 from dataclasses import dataclass
 
-from minidist import nn
 from minidist.pieces import split_ends
-from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of
-from minidist.planning.costs.layers import cnn_layers, of_convolutions, pooled_head
+from minidist.planning.costs.cost import Workload
 
 Ends = tuple[int, ...]
 
@@ -49,71 +47,6 @@ def blocks_of(case: Workload, N: int) -> list[Block]:
         F = block.second.norm.gain.size
         result.append(Block(last.F, F, ends, after, width, halves))
     return result
-
-
-def channel_bytes(case: Workload, N: int) -> int:
-    """Return the bytes of two all_reduces per block: of the second convolution's output, of dX."""
-    images = sum(
-        b.F * b.after[-1] * b.width + b.C * b.ends[-1] * b.before for b in blocks_of(case, N)[1:]
-    )
-    return 2 * (N - 1) * len(case.inputs) * images * ITEMSIZE
-
-
-def halo_numbers(block: Block) -> int:
-    """Return how many numbers of one image the halos of a block have, over all borders.
-
-    A convolution: 2 rows per border; with stride 2, 1 row: of the lower rank if e is even, else of
-    the upper one. Pooling 2 x 2 pixels: 1 row if e is odd.
-    """
-    borders, odd = len(block.ends) - 2, sum(e % 2 for e in block.ends[1:-1])
-    if block.halves:
-        of_input = (borders + odd) * block.C * block.before
-    else:
-        of_input = 2 * borders * block.C * block.before
-    return of_input + 2 * borders * block.F * block.width
-
-
-def spatial_bytes(case: Workload, N: int) -> int:
-    """Return the bytes of halos both ways, and of all_reduces: norms, images' means, gradients.
-
-    A norm of F channels that trains sums 2 F + 1 numbers forward and 2 F backward, the head C per
-    image.
-    """
-    stem, *blocks = blocks_of(case, N)
-    halos = 2 * (N - 1) * stem.C * stem.width + sum(map(halo_numbers, blocks))
-    norms = sum(4 * n.gain.size + 1 for n in case.model.modules(nn.BatchNorm) if n.training)
-    below = [p for layer in case.model.layers[:-1] for p in layer.parameters()]
-    summed = norms + len(case.inputs) * blocks[-1].F + sum(p.size for p in below if p.requires_grad)
-    return ITEMSIZE * (2 * len(case.inputs) * halos + 2 * (N - 1) * summed)
-
-
-def channel_costs(case: Workload, N: int) -> list[Cost]:
-    """Between its two convolutions a block has F/N channels; all else is on every rank."""
-    own = cnn_layers(case.model, case.inputs.shape[1:], channels=N)
-    return [cost_of(own, len(case.inputs), 1)] * N
-
-
-def spatial_costs(case: Workload, N: int) -> list[Cost]:
-    """Each rank has its rows of every image; a convolution keeps them with their halos."""
-    stem, *blocks = blocks_of(case, N)
-    found = []
-    for r in range(N):
-        own = []
-        for b in [stem, *blocks]:
-            before, rows = (ends[r + 1] - ends[r] for ends in (b.ends, b.after))
-            seen = 2 * rows + 1 if b.halves else before + 2
-            kept = b.C * seen * b.before + 2 * b.F * rows * b.width
-            parts = [(b.C, b.F, 3)]
-            if b is not stem:
-                parts.append((b.F, b.F, 3))
-                kept += (b.F * (rows + 2) + 2 * b.F * rows) * b.width
-            if b.halves:
-                parts.append((b.C, b.F, 1))
-                kept += (b.C + b.F) * rows * b.width
-            own.append(of_convolutions(parts, rows * b.width, kept))
-        own.append(pooled_head(case.model.layers[-1]))
-        found.append(cost_of(own, len(case.inputs), 1))
-    return found
 
 
 def channel_limit(case: Workload, ranks: int) -> tuple[int, str]:

@@ -6,14 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from minidist import nn
-from minidist.planning.costs.layers import (
-    ITEMSIZE,
-    Layer,
-    cnn_layers,
-    mlp_layers,
-    transformer_layers,
-)
-from minidist.planning.costs.transformer_size import TransformerSize
+
+ITEMSIZE = 8  # of float64, in which costs are measured
 
 
 class Workload(Protocol):
@@ -56,42 +50,6 @@ class Cost:
     work: int
 
     memory = property(lambda self: sum(self.held.values()))
-
-
-def cost_of(
-    own: list[Layer],
-    examples: int,
-    positions: int,
-    held: tuple[int, int, int] | None = None,
-    flight: int | None = None,
-) -> Cost:
-    """Return the cost of running these layers on this number of examples; nothing is sent.
-
-    held    elements of parameters, gradients and optimizer state; by default P, P and 2 P
-    flight  bytes of activations at their peak; by default of all examples at once
-    """
-    P = sum(layer.parameters for layer in own)
-    held = (P, P, 2 * P) if held is None else held
-    once = sum(layer.once for layer in own)
-    kept = examples * sum(layer.activations for layer in own) + once if flight is None else flight
-    kinds = ("parameters", "gradients", "optimizer state")
-    return Cost(
-        examples,
-        positions,
-        len(own),
-        0,
-        {kind: ITEMSIZE * n for kind, n in zip(kinds, held, strict=True)} | {"activations": kept},
-        examples * sum(layer.work for layer in own),
-    )
-
-
-def whole_layers(case: Workload) -> list[Layer]:
-    """Return the layers of a model that a rank holds whole."""
-    if isinstance(case.model, nn.CNN):
-        return cnn_layers(case.model, case.inputs.shape[1:])
-    if isinstance(case.model, nn.Transformer | nn.Seq2Seq):
-        return transformer_layers(TransformerSize.of(case.model), positions_of(case))
-    return mlp_layers(case.model)
 
 
 def positions_of(case: Workload) -> int:

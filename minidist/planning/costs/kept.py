@@ -61,9 +61,6 @@ class Parts(NamedTuple):
     sequence: int = 1
 
 
-UNSPLIT = Parts()
-
-
 class BlockBytes(NamedTuple):
     """Bytes that a block's forward leaves for its backward."""
 

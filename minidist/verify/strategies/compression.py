@@ -170,7 +170,6 @@ STRATEGIES = [
         options={"share": 0.2},
         costs=Costs(
             bytes=costs.top_k_bytes,
-            of_ranks=costs.memory_costs,
             example=partial(transformer_example, share=0.01),
         ),
     ),
@@ -181,7 +180,7 @@ STRATEGIES = [
         paper="Karimireddy et al. 2019, algorithm 1",
         file="compression",
         start=sign,
-        costs=Costs(bytes=costs.sign_bytes, of_ranks=costs.memory_costs),
+        costs=Costs(bytes=costs.sign_bytes),
     ),
     _compression(
         name="int8",
@@ -190,7 +189,7 @@ STRATEGIES = [
         paper="Alistarh et al. 2017 (QSGD), sections 3.1, 4",
         file="compression",
         start=int8,
-        costs=Costs(bytes=costs.int8_bytes, of_ranks=costs.memory_costs),
+        costs=Costs(bytes=costs.int8_bytes),
     ),
     _compression(
         name="power_sgd",
@@ -203,7 +202,6 @@ STRATEGIES = [
         options={"rank": 2},
         costs=Costs(
             bytes=costs.power_sgd_bytes,
-            of_ranks=costs.power_sgd_costs,
             example=partial(transformer_example, rank=2),
         ),
     ),

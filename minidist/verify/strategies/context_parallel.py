@@ -85,9 +85,6 @@ def usp_cases(ranks: int) -> list[Case]:
 def _record(name: str, attention: str, more: dict | None = None, **fields) -> Strategy:
     """Return a record; `fields` are what it has of its own, `more` what its costs have."""
     found = Costs(
-        bytes=partial(costs.context_bytes, attention=attention),
-        of_ranks=partial(costs.context_costs, attention=attention),
-        useful=partial(costs.balance, attention=attention),
         limit=costs.positions_limit,
         cuts="positions",
     )

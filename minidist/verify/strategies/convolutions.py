@@ -71,8 +71,6 @@ STRATEGIES = [
         paper="Dryden et al. 2019 (SC)",
         start=partial(Matrices, split=by_channels),
         costs=Costs(
-            bytes=costs.channel_bytes,
-            of_ranks=costs.channel_costs,
             limit=costs.channel_limit,
             cuts="matrices",
             example=cnn_example,
@@ -85,8 +83,6 @@ STRATEGIES = [
         paper="Dryden et al. 2019 (IPDPS)",
         start=RowsOfImages,
         costs=Costs(
-            bytes=costs.spatial_bytes,
-            of_ranks=costs.spatial_costs,
             limit=costs.spatial_limit,
             cuts="positions",
             example=cnn_example,

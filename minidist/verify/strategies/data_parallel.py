@@ -162,7 +162,7 @@ def hierarchical_example(ranks: int) -> Case:
 
 
 naive_replicas = partial(Replicas, reduce=naive.all_reduce_gradients)
-SUMS = Costs(bytes=costs.data_parallel_bytes, of_ranks=costs.data_parallel_costs)
+SUMS = Costs(bytes=costs.data_parallel_bytes)
 
 
 def _zero(stage: int, idea: str, term: str) -> Strategy:
@@ -178,7 +178,6 @@ def _zero(stage: int, idea: str, term: str) -> Strategy:
         cases=partial(zero_cases, stage=stage),
         costs=Costs(
             bytes=partial(costs.zero_bytes, stage=stage),
-            of_ranks=partial(costs.zero_costs, stage=stage),
         ),
         models=LAYERS if stage > 1 else ANY,
         tests=("data_parallel/test_zero_memory.py", "data_parallel/test_zero.py"),
@@ -227,7 +226,6 @@ STRATEGIES = [
         cases=hierarchical_cases,
         costs=Costs(
             bytes=costs.zero_bytes,
-            of_ranks=costs.zero_costs,
             example=hierarchical_example,
             compared=False,  # its gain is on links of two speeds
         ),

@@ -5,8 +5,6 @@ from dataclasses import replace
 from minidist import nn
 from minidist.autograd.eight_bits import EightBits
 from minidist.mixed_precision import multiply_in_eight_bits
-from minidist.planning.costs import eight_bits as costs
-from minidist.planning.costs.hybrid import hybrid_costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import Case, random_weights
 from minidist.verify.strategies.hybrid import (
@@ -67,8 +65,6 @@ STRATEGIES = [
         start=OnMesh,
         cases=eight_bit_cases,
         costs=mesh_costs(
-            bytes=costs.eight_bit_bytes,
-            of_ranks=hybrid_costs,
             example=lambda ranks: in_eight_bits(hybrid_example(ranks)),
             compared=False,
         ),

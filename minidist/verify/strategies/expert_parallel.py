@@ -104,8 +104,6 @@ STRATEGIES = [
         start=Experts,
         cases=expert_cases,
         costs=Costs(
-            bytes=costs.expert_bytes,
-            of_ranks=costs.expert_costs,
             limit=costs.expert_limit,
             cuts="examples and experts",
             example=partial(transformer_example, experts=4),

@@ -212,7 +212,7 @@ mesh_costs = partial(
     Costs,
     limit=costs.hybrid_limit,
     cuts="layers and matrices",
-    useful=costs.hybrid_useful_share,
+    programs=lambda case, ranks: costs.split_of(ranks, **case.options).order,
 )
 mesh_record = partial(Strategy, ranks=(1, 2, 3, 4, 8), models=TRANSFORMERS)
 STRATEGIES = [
@@ -226,9 +226,7 @@ STRATEGIES = [
         lesson="16_hybrid",
         start=OnMesh,
         cases=hybrid_cases,
-        costs=mesh_costs(
-            bytes=costs.hybrid_bytes, of_ranks=costs.hybrid_costs, example=hybrid_example
-        ),
+        costs=mesh_costs(example=hybrid_example),
         tests=(
             "hybrid/test_hybrid.py",
             "hybrid/test_sums.py",

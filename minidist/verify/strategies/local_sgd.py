@@ -169,7 +169,6 @@ STRATEGIES = [
         cases=local_sgd_cases,
         costs=Costs(
             bytes=costs.local_sgd_bytes,
-            of_ranks=costs.local_sgd_costs,
             example=partial(transformer_example, minibatches=2, every=2, diloco=True),
         ),
         tests=("data_parallel/test_local_sgd.py",),
@@ -182,8 +181,6 @@ STRATEGIES = [
         files=("data_parallel/streaming_diloco.py",),
         cases=streaming_cases,
         costs=Costs(
-            bytes=costs.streaming_diloco_bytes,
-            of_ranks=costs.streaming_diloco_costs,
             example=partial(
                 transformer_example, minibatches=2, every=2, fragments=2, tau=1, bits=4
             ),

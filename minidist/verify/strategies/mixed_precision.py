@@ -15,7 +15,6 @@ from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
-from minidist.planning.costs import mixed_precision as costs
 from minidist.replicas import check_statistics
 from minidist.rng import generator
 from minidist.rounding import FLOAT16, draws_for, rounded
@@ -246,8 +245,6 @@ STRATEGIES = [
         promise="invariant",
         cases=mixed_cases,
         costs=Costs(
-            bytes=costs.mixed_bytes,
-            of_ranks=costs.mixed_costs,
             example=partial(transformer_example, dtype="float16"),
         ),
         tests=("test_mixed_precision.py",),

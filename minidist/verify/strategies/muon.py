@@ -7,7 +7,6 @@ from minidist import nn, optim
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import plural
-from minidist.planning.costs import muon as costs
 from minidist.replicas.whole_matrices import WholeMatrices
 from minidist.rng import generator
 from minidist.trainer import loss_of
@@ -16,6 +15,11 @@ from minidist.verify.strategies.hybrid import OnMesh, mesh_costs, mesh_record, w
 from minidist.verify.strategies.job import Arrays, OnLoss, Rule
 
 muon = partial(optim.Muon, lr=0.02, weight_decay=0.1)
+
+
+def steps_of(model, steps: int) -> int:
+    """Return how many steps are taken: at most one with experts, whose rows then go elsewhere."""
+    return min(steps, 1) if getattr(model, "experts", 0) else steps
 
 
 class MuonSteps(OnMesh):
@@ -29,7 +33,7 @@ class MuonSteps(OnMesh):
     rule: Rule = staticmethod(muon)
 
     def __init__(self, group: Group, case: Case, steps: int = 0, owners: str = "one", **mesh):
-        steps = costs.steps_of(case.model, steps)
+        steps = steps_of(case.model, steps)
         self.alone = copy.deepcopy(case.model) if steps and group.rank == 0 else None
         super().__init__(group, case, **mesh)
         self.batches = [Batch(case.inputs, case.targets, case.seed, step) for step in range(steps)]
@@ -108,7 +112,7 @@ def muon_cases(ranks: int) -> list[Case]:
             more |= {"experts": experts, "capacity": 0.8, "balance": 0.5, "dropout": 0.2}
             model = nn.Transformer(11, 16, 8, 3, 8, **more)
         options["steps"] = 2
-        name = f"{plural(costs.steps_of(model, 2), 'step')}, {words_of(ranks, asked)}"
+        name = f"{plural(steps_of(model, 2), 'step')}, {words_of(ranks, asked)}"
         cases.append(Case(name, random_weights(model), tokens, padded(nexts), options=options))
     return cases
 
@@ -125,8 +129,6 @@ STRATEGIES = [
         start=MuonSteps,
         cases=muon_cases,
         costs=mesh_costs(
-            bytes=costs.muon_bytes,
-            of_ranks=costs.muon_costs,
             example=lambda ranks: transformer_example(ranks, dp=max(1, ranks // 2), zero=1),
             compared=False,
         ),

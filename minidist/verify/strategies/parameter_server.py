@@ -14,8 +14,6 @@ from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
 from minidist.datasets import Batch, shard
 from minidist.errors import WrongInput, check_options
-from minidist.planning.costs import parameter_server as costs
-from minidist.planning.costs.cost import Cost
 from minidist.verify.replays.parameter_server import equal_to, everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
     Case,
@@ -196,20 +194,6 @@ def _deal(minibatches: int, ranks: int) -> dict[int, list[int]]:
     return {w: list(range(k, minibatches, len(workers))) for k, w in enumerate(workers)}
 
 
-def clock_bytes(case: Case, ranks: int) -> int:
-    """Return P per pull and per push of every worker, and headers."""
-    servers = case.options.get("servers", servers_among(ranks))
-    return costs.clocks_bytes(case, servers, [1] * (ranks - servers))
-
-
-def stale_bytes(case: Case, ranks: int) -> int:
-    """Return P per pull and per push of every minibatch, and headers."""
-    minibatches = case.options.get("minibatches", 1)
-    every = {key: case.options.get(key, 1) for key in ("n_fetch", "n_push")}
-    steps = [len(mine) for mine in _deal(minibatches, ranks).values()]
-    return costs.clocks_bytes(case, servers_among(ranks), steps, **every)
-
-
 def downpour_cases(ranks: int) -> list[Case]:
     """Streams, one minibatch, and a stream with rare pulls and pushes and local steps."""
     cases = stream_cases(ranks)
@@ -222,11 +206,8 @@ def server_limit(case: Case, ranks: int) -> tuple[int, str]:
     return len(case.inputs) + servers_among(ranks), "examples and servers"
 
 
-def _costs(nbytes: Callable[[Case, int], int], **more) -> Costs:
-    def of_ranks(case: Case, ranks: int) -> list[Cost]:
-        return costs.parameter_server_costs(case, ranks, servers_among(ranks))
-
-    return Costs(bytes=nbytes, of_ranks=of_ranks, limit=server_limit, cuts="servers", **more)
+def _costs(**more) -> Costs:
+    return Costs(limit=server_limit, cuts="servers", **more)
 
 
 _record = partial(
@@ -240,7 +221,6 @@ _stale = partial(
     _record,
     promise="replayed bitwise",
     costs=_costs(
-        stale_bytes,
         example=lambda ranks: transformer_example(ranks, minibatches=len(_workers(ranks))),
     ),
 )
@@ -253,7 +233,7 @@ STRATEGIES = [
         files=("data_parallel/parameter_server.py",),
         start=synchronous,
         cases=small_cases,
-        costs=_costs(clock_bytes),
+        costs=_costs(),
     ),
     _stale(
         name="downpour",

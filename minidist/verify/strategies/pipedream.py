@@ -1,7 +1,6 @@
 """Asynchronous pipelines: a stream of minibatches, trained and replayed."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +13,6 @@ from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import pipeline_parallel as costs
-from minidist.planning.costs.cost import Cost
 from minidist.planning.pipedream import options_of, pipedream
 from minidist.replicas import fingerprint
 from minidist.rng import generator
@@ -25,7 +23,7 @@ from minidist.verify.strategies.pipeline_parallel import cut_with_leaves, everyo
 from minidist.verify.strategies.record import LAYERS, Costs, Strategy
 from minidist.verify.strategies.stream import momentum
 
-STREAM = 20  # useful_share is computed for a stream this many times as long
+STREAM = 20  # a rank's idle share is that of a stream this many times as long
 
 
 class AsynchronousStages(Job):
@@ -135,6 +133,10 @@ def stream_bytes(case: Case, ranks: int) -> int:
     return costs.replicated_bytes(case, cut, replicas, case.options.get("minibatches") or 1)
 
 
+def stream_programs(schedule: str, case: Case, ranks: int) -> Programs:
+    return programs(schedule, ranks, STREAM * case.options["minibatches"])
+
+
 def stream_cases(ranks: int) -> list[Case]:
     """Minibatches of uneven sizes in a row, with momentum; and one alone, at version 0."""
     random = generator(0, "stream cases")
@@ -160,21 +162,8 @@ def planned_cases(ranks: int) -> list[Case]:
     return [*cases, replace(cases[0], name="MLP, a plan with replicas", options=options)]
 
 
-def stream_costs(case: Case, ranks: int, schedule: str, versions) -> list[Cost]:
-    m = case.options["minibatches"]
-    return costs.pipeline_costs(case, programs(schedule, ranks, m), m, versions=versions)
-
-
-def stream_useful_share(case: Case, ranks: int, schedule: str) -> float:
-    m = case.options["minibatches"]
-    order = programs(schedule, ranks, STREAM * m)
-    return costs.pipeline_useful_share(case, order, m, ranks, rounds=STREAM)
-
-
-def _stream(
-    *, name: str, scheme: str, versions: Callable[[int, int], int], accumulates=False, **fields
-) -> Strategy:
-    """Return a record; versions: (p, r) -> versions of its weights that rank r of p holds."""
+def _stream(*, name: str, scheme: str, accumulates=False, **fields) -> Strategy:
+    """Return a record."""
     return Strategy(
         name=name,
         family="PipeDream",
@@ -185,10 +174,11 @@ def _stream(
         models=LAYERS,
         costs=Costs(
             bytes=stream_bytes,
-            of_ranks=partial(stream_costs, schedule=name, versions=versions),
             limit=lambda case, ranks: costs.layers_limit(case, 1),
             cuts="layers",
-            useful=partial(stream_useful_share, schedule=name),
+            programs=lambda case, ranks: programs(
+                name, ranks, STREAM * case.options["minibatches"]
+            ),
             example=partial(transformer_example, minibatches=8),
         ),
         tests=("pipeline_parallel/test_pipedream.py",),
@@ -203,7 +193,6 @@ STRATEGIES = [
         term="异步流水, 权重暂存",
         paper="Narayanan et al. 2019, sections 3.2, 3.3",
         scheme="weight_stashing",
-        versions=lambda p, r: p - r,
         cases=planned_cases,
     ),
     _stream(
@@ -212,7 +201,6 @@ STRATEGIES = [
         term="异步流水, 双缓冲权重",
         paper="Narayanan et al. 2021 (PipeDream-2BW), section 3.1",
         scheme="2bw",
-        versions=lambda p, r: 2,
         cases=stream_cases,
         accumulates=True,
     ),

@@ -12,11 +12,10 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.actions import Programs, micro_batches_of
+from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import programs
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import pipeline_parallel as costs
-from minidist.planning.costs.cost import Cost
 from minidist.replicas import from_holders
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
@@ -130,20 +129,11 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
 def pipeline_costs(order: Order, **more) -> Costs:
     """Return the closed forms, which follow from the order; `more`: further fields of Costs."""
 
-    def of_ranks(case: Case, ranks: int) -> list[Cost]:
-        made = order(case, ranks)
-        return costs.pipeline_costs(case, made, micro_batches_of(made))
-
-    def useful(case: Case, ranks: int) -> float:
-        made = order(case, ranks)
-        return costs.pipeline_useful_share(case, made, micro_batches_of(made), ranks)
-
     return Costs(
         bytes=lambda case, ranks: costs.pipeline_bytes(case, order(case, ranks)),
-        of_ranks=of_ranks,
         limit=lambda case, ranks: costs.layers_limit(case, len(order(case, ranks).placement[0])),
         cuts="layers",
-        useful=useful,
+        programs=order,
         **more,
     )
 
@@ -155,7 +145,6 @@ def _pipeline(
     files: str = "",
     lesson: str = "10b_zero_bubble",
     most_chunks: int = 1,
-    bound: bool = False,
     **fields,
 ) -> Strategy:
     """Return a record.
@@ -172,7 +161,7 @@ def _pipeline(
         start=partial(named_pipeline, schedule=schedule, most_chunks=most_chunks),
         cases=partial(pipeline_cases, most_chunks=most_chunks),
         models=LAYERS,
-        costs=pipeline_costs(order, bound=bound),
+        costs=pipeline_costs(order),
         tests=tuple(f"pipeline_parallel/test_{name}.py" for name in tests.split()),
         **fields,
     )
@@ -238,7 +227,6 @@ STRATEGIES = [
         term="零气泡流水, 流水线气泡",
         paper="Qi et al. 2024, section 2.1",
         files="zero_bubble",
-        bound=True,
     ),
     _zero_bubble(
         schedule="zb_h2",
@@ -246,7 +234,6 @@ STRATEGIES = [
         term="零气泡流水",
         paper="Qi et al. 2024, section 2.2",
         files="zero_bubble",
-        bound=True,
     ),
     _zero_bubble(
         schedule="zb_auto",
@@ -254,7 +241,6 @@ STRATEGIES = [
         term="自动搜索调度, 零气泡流水",
         paper="Qi et al. 2024, section 3.1",
         files="zb_auto timed_order",
-        bound=True,
         tests="zb_auto",
     ),
     _zero_bubble(
@@ -263,7 +249,6 @@ STRATEGIES = [
         term="交错流水, 零气泡",
         paper="Qi et al. 2024, section 2.1, over chunks, as in PyTorch",
         most_chunks=2,
-        bound=True,
     ),
     _zero_bubble(
         schedule="zb_v",

@@ -94,7 +94,6 @@ STRATEGIES = [
             programs_of,
             example=program_example,
             compared=False,  # nobody chooses an order that is drawn at random
-            bound=True,
         ),
         tests=tuple(
             f"pipeline_parallel/test_{name}.py"

@@ -6,7 +6,6 @@ from functools import partial
 from minidist import nn
 from minidist.comm import Group
 from minidist.data_parallel.zero import Zero
-from minidist.planning.costs import data_parallel as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.compression import streams
@@ -82,8 +81,6 @@ STRATEGIES = [
         start=quantized,
         cases=quantized_cases,
         costs=Costs(
-            bytes=costs.quantized_bytes,
-            of_ranks=costs.zero_costs,
             example=partial(transformer_example, block=128),
         ),
         models=LAYERS,

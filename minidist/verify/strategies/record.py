@@ -14,9 +14,8 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
-from minidist.planning.costs.cost import Cost
+from minidist.pipeline_parallel.placement import Programs
 from minidist.planning.costs.data_parallel import examples_limit
-from minidist.planning.costs.single_device import single_device_cost
 from minidist.verify.strategies.cases import Case, as_input, transformer_example
 from minidist.verify.strategies.job import Job, watched_step
 from minidist.verify.watch import Watch
@@ -51,29 +50,25 @@ SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step costs, as closed forms.
+    """What is known of a step's costs; all others are measured (observe/costs/measured.py).
 
-    bytes     (case, ranks) -> bytes that all ranks together send
-    of_ranks  (case, ranks) -> what each rank should hold and compute
+    bytes     (case, ranks) -> bytes that all ranks together send, where a paper prints
+              them; None: a snapshot of the ledgers has them (tests/verify/ledgers.txt)
     limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
               "branches", "positions", "examples and experts"; lesson 20's figure has a
               colour for each
-    useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
-              communication took no time; None: no rank waits for another one's work
+    programs  (case, ranks) -> the programs of a pipeline, which say how long its ranks wait
     example   ranks -> the case on which strategies are compared
     compared  whether it is one of those to choose from, in lesson 20
-    bound     whether `of_ranks` is only an upper bound of the activations
     """
 
-    bytes: Callable[[Case, int], int]
-    of_ranks: Callable[[Case, int], list[Cost]]
+    bytes: Callable[[Case, int], int] | None = None
     limit: Callable[[Case, int], tuple[int, str]] = examples_limit
     cuts: str = "examples"
-    useful: Callable[[Case, int], float] | None = None
+    programs: Callable[[Case, int], Programs] | None = None
     example: Callable[[int], Case] = transformer_example
     compared: bool = True
-    bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,19 +142,3 @@ class Strategy:
     def step(self, group: Group, case: Case, watch: Watch) -> None:
         """Take one step with AdamW, watched."""
         watched_step(self.start, group, case, watch)
-
-    def predict(self, case: Case, ranks: int) -> list[Cost]:
-        """Return what one step should cost each rank; `sent` is the mean over the ranks."""
-        sent = self.costs.bytes(case, ranks) / ranks
-        return [replace(cost, sent=sent) for cost in self.costs.of_ranks(case, ranks)]
-
-    def useful_share(self, case: Case, ranks: int) -> float:
-        """Return one device's work over N times the busiest rank's, including its waiting.
-
-        It is below 1 because of ranks that compute less than the busiest one, of work that is done
-        N times, and of the bubble (of a long stream, if the pipeline is asynchronous).
-        """
-        if self.costs.useful is not None:
-            return self.costs.useful(case, ranks)
-        busiest = max(cost.work for cost in self.costs.of_ranks(case, ranks))
-        return single_device_cost(case).work / (ranks * busiest)

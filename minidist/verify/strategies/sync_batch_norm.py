@@ -4,7 +4,6 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.planning.costs import data_parallel as costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import Case, random_weights
 from minidist.verify.strategies.data_parallel import Replicas
@@ -56,8 +55,6 @@ STRATEGIES = [
         start=replicas_in_step,
         cases=batch_norm_cases,
         costs=Costs(
-            bytes=costs.sync_batch_norm_bytes,
-            of_ranks=costs.data_parallel_costs,
             example=cnn_example,
         ),
         tests=("data_parallel/test_sync_batch_norm.py",),

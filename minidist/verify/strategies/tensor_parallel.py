@@ -178,9 +178,7 @@ STRATEGIES = [
         start=partial(Matrices, split=by_columns),
         cases=mlp_cases,
         models=LINEAR,
-        costs=_costs(
-            costs.column_bytes, costs.column_costs, costs.column_limit, example=mlp_example
-        ),
+        costs=_costs(bytes=costs.column_bytes, limit=costs.column_limit, example=mlp_example),
         tests=("tensor_parallel/test_column_parallel.py",),
     ),
     _record(
@@ -192,7 +190,7 @@ STRATEGIES = [
         start=partial(Matrices, split=by_rows),
         cases=mlp_cases,
         models=LINEAR,
-        costs=_costs(costs.row_bytes, costs.row_costs, costs.row_limit, example=mlp_example),
+        costs=_costs(bytes=costs.row_bytes, limit=costs.row_limit, example=mlp_example),
         tests=("tensor_parallel/test_row_parallel.py",),
     ),
     _record(
@@ -202,7 +200,7 @@ STRATEGIES = [
         files=("tensor_parallel/parallel_attention.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_heads),
-        costs=_costs(costs.attention_bytes, costs.attention_costs, costs.attention_limit),
+        costs=_costs(limit=costs.attention_limit),
         tests=("tensor_parallel/test_parallel_transformer.py",),
     ),
     _record(
@@ -212,7 +210,7 @@ STRATEGIES = [
         files=("tensor_parallel/vocab_parallel.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_vocabulary),
-        costs=_costs(costs.vocab_bytes, costs.vocab_costs, costs.vocab_limit),
+        costs=_costs(limit=costs.vocab_limit),
         tests=("tensor_parallel/test_vocab_parallel.py",),
     ),
     _record(
@@ -226,7 +224,7 @@ STRATEGIES = [
         start=partial(Matrices, split=by_sequence, finish=all_reduce_partial),
         cases=transformer_cases,
         models=TRANSFORMER,
-        costs=_costs(costs.sequence_bytes, costs.sequence_costs, costs.sequence_limit),
+        costs=_costs(limit=costs.sequence_limit),
         tests=("tensor_parallel/test_parallel_transformer.py",),
     ),
 ]

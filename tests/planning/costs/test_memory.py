@@ -9,16 +9,14 @@ import pytest
 from minidist import nn
 from minidist.autograd import Tensor, recompute
 from minidist.autograd.recomputation import kept_bytes
-from minidist.observe.costs.measured import measure_costs
+from minidist.observe.costs import measure_costs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of as cut_in_equal_numbers
 from minidist.planning import Machine, Plan, TransformerSize, memory, seconds, traffic
-from minidist.planning.costs import hybrid
 from minidist.planning.costs.kept import korthikanti, korthikanti_bytes, minidist
 from minidist.planning.costs.memory import micro_batch
 from minidist.planning.costs.stages import cut_of, layer_parameters
 from minidist.planning.costs.zero import BYTES, zero_bytes_held
-from minidist.verify.strategies import STRATEGIES
 from minidist.verify.strategies.cases import Case
 
 B = 12
@@ -28,15 +26,13 @@ def model_of(T=8, **more):
     return nn.Transformer(12, 16, 4, 4, T, **({"dtype": "float64"} | more))
 
 
-def case(model, plan):
+def measured(cluster, model, plan):
+    """Return what each rank of a mesh holds, in float32, under the names of `memory`."""
     tokens = np.zeros((B, model.context), int)
     names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero")
-    return Case("plan", model, tokens, tokens, options={n: getattr(plan, n) for n in names})
-
-
-def halved(cost):
-    """Return a cost's bytes of float64 as those of float32, under the names of `memory`."""
-    return {kind.split()[0]: nbytes // 2 for kind, nbytes in cost.held.items()}
+    case = Case("plan", model, tokens, tokens, options={n: getattr(plan, n) for n in names})
+    ranks = measure_costs("hybrid", case, cluster(plan.ranks, "thread"))
+    return [{kind.split()[0]: n // 2 for kind, n in cost.held.items()} for cost in ranks]
 
 
 def total(held):
@@ -46,35 +42,49 @@ def total(held):
 SCHEDULES = ("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), ("zb_v", 2), ("interleaved", 2)
 
 
+MESHES = [  # every third one of up to 8 ranks
+    mesh
+    for i, mesh in enumerate(product((1, 2), (1, 2, 3), (1, 2), (1, 2), (0, 1)))
+    if np.prod(mesh[:4]) <= 8 and i % 3 == 0
+]
+
+
 @pytest.mark.parametrize("T", [8, 132])
 @pytest.mark.parametrize("schedule, chunks", SCHEDULES)
-def test_a_mesh_holds_what_its_measured_closed_form_says(schedule, chunks, T):
-    """In float32 half the bytes of float64, on every rank of the pipeline."""
+def test_a_mesh_holds_what_real_ranks_do(cluster, schedule, chunks, T):
+    """Where backward is in two halves, what waits for the second one is counted at its most."""
     model = model_of(T)
-    for dp, pp, cp, tp, zero in product((1, 2), (1, 2, 3), (1, 2), (1, 2), (0, 1)):
+    for dp, pp, cp, tp, zero in MESHES[T % 8 // 4 :: 2]:
         more = {"schedule": schedule, "chunks": chunks, "micro_batches": pp, "zero": zero}
         plan = Plan(dp, pp, tp, cp, precision="float32", **more)
-        costs = hybrid.hybrid_costs(case(model, plan), plan.ranks)
+        ranks = measured(cluster, model, plan)
         for r in range(pp):
-            got = memory(TransformerSize.of(model), plan, B, r)
-            assert got == halved(costs[r * cp * tp]), (plan, r)
+            planned, held = memory(TransformerSize.of(model), plan, B, r), ranks[r * cp * tp]
+            if schedule.startswith("zb"):
+                most, real = planned.pop("activations"), held.pop("activations")
+                assert 0.9 * most <= real <= most, (plan, r)
+            assert planned == held, (plan, r)
 
 
-@pytest.mark.parametrize("name", ["vocab", "sequence"])
-def test_ranks_hold_the_padded_rows_of_a_vocabulary_that_they_do_not_divide(cluster, name):
+@pytest.mark.parametrize("sequence", [False, True])
+def test_ranks_hold_the_padded_rows_of_a_vocabulary_that_they_do_not_divide(cluster, sequence):
     """11 tokens on 2 ranks: 6 rows each."""
-    strategy, tokens = STRATEGIES[name], np.arange(24).reshape(3, 8) % 11
+    tokens = np.arange(24).reshape(3, 8) % 11
     model = nn.Transformer(11, 16, 4, 2, 8, dtype="float64")
-    case = Case("padded", model, tokens, tokens)
-    found = measure_costs(name, case, cluster(2, "thread"))
-    assert [cost.held for cost in found] == [c.held for c in strategy.predict(case, 2)]
+    case = Case("padded", model, tokens, tokens, options={"split_sequence": sequence})
+    case = replace(case, options=case.options | {"micro_batches": 1})
+    ranks = measure_costs("hybrid", case, cluster(2, "thread"))
+    plan = Plan(tp=2, sequence=sequence, precision="float32")
+    planned = memory(TransformerSize.of(model), plan, 3)
+    for cost in ranks:
+        assert {kind.split()[0]: n // 2 for kind, n in cost.held.items()} == planned
 
 
 @pytest.mark.parametrize("cp", [2, 4])
-def test_positions_that_cp_does_not_divide_are_those_of_the_fullest_rank(cp):
+def test_positions_that_cp_does_not_divide_are_those_of_the_fullest_rank(cluster, cp):
     """Of 9 positions, the first of 2 ranks has 5, the first of 4 ranks 3."""
     model, plan = model_of(9), Plan(cp=cp, precision="float32")
-    most = max((halved(cost) for cost in hybrid.hybrid_costs(case(model, plan), cp)), key=total)
+    most = max(measured(cluster, model, plan), key=total)
     assert memory(TransformerSize.of(model), plan, B) == most
 
 
@@ -105,11 +115,10 @@ def test_a_copy_of_few_ranks_is_held_as_if_there_were_no_others(zero, shards):
 
 
 @pytest.mark.parametrize("dp, ep, zero", [(1, 1, 0), (2, 2, 0), (4, 2, 1)])
-def test_experts_that_are_all_chosen_are_held_as_their_closed_form_says(dp, ep, zero):
+def test_experts_that_are_all_chosen_are_held_as_by_real_ranks(cluster, dp, ep, zero):
     model = model_of(experts=4, top_k=4, capacity=None)
     plan = Plan(dp, ep=ep, zero=zero, precision="float32")
-    (first, *_) = hybrid.hybrid_costs(case(model, plan), dp)
-    assert memory(TransformerSize.of(model), plan, B) == halved(first)
+    assert memory(TransformerSize.of(model), plan, B) == measured(cluster, model, plan)[0]
 
 
 @pytest.mark.parametrize("tied, pp", list(product((False, True), (1, 2, 3, 6))))
