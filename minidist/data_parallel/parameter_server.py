@@ -29,7 +29,7 @@ sent. The worker then keeps the gradient in its buffer, goes on, and sends the s
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
 Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
 headers, too: 16 bytes per request, 16 per gradient that a push contains, 8 for the version of each
-slice (`parameter_server_bytes` in planning/costs/), 1 for the answer to a semi-synchronous push.
+slice, 1 for the answer to a semi-synchronous push.
 """
 
 from collections import deque

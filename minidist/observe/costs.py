@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from minidist.comm import Cluster, Group
 from minidist.data_parallel.zero_layers import bytes_of
+from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.partition import counted_costs, cut_of
-from minidist.pipeline_parallel.placement import last_stage
 from minidist.planning.simulator import simulate
 from minidist.verify.equivalence import find
 from minidist.verify.strategies import Case

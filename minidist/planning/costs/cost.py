@@ -1,6 +1,5 @@
-"""The cost of one step for one rank, and the workload that it is counted for."""
+"""The workload that closed forms of bytes take."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,28 +27,6 @@ class Workload(Protocol):
 
     @property
     def seed(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One step of one rank.
-
-    examples, positions  examples that enter its last layer, in all micro-batches; positions of each
-    layers  number of layers that it runs
-    sent    payload bytes that it sends to other ranks; if predicted, the mean over all ranks
-    held    bytes of parameters, gradients and optimizer state, which stay from step to step, and
-            of activations, at their peak
-    work    multiply-adds of its forward passes; backward does twice as many
-    """
-
-    examples: int
-    positions: int
-    layers: int
-    sent: float
-    held: dict[str, int]
-    work: int
-
-    memory = property(lambda self: sum(self.held.values()))
 
 
 def positions_of(case: Workload) -> int:

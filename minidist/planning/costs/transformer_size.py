@@ -87,7 +87,7 @@ class TransformerSize:
         if not isinstance(model, nn.Transformer):
             raise WrongInput(
                 f"there is no closed form of what the layers of an nn.{type(model).__name__} hold "
-                "and compute; measure a step (observe/costs/measured.py), or use an nn.Transformer"
+                "and compute; measure a step (observe/costs.py), or use an nn.Transformer"
             )
         match model.layers:
             case [_, nn.Block() | nn.ExpertBlock() as first, *_, nn.Head() as head]:

@@ -14,7 +14,7 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
-from minidist.pipeline_parallel.placement import Programs
+from minidist.pipeline_parallel.actions import Programs
 from minidist.planning.costs.data_parallel import examples_limit
 from minidist.verify.strategies.cases import Case, as_input, transformer_example
 from minidist.verify.strategies.job import Job, watched_step
@@ -50,10 +50,10 @@ SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 @dataclass(frozen=True)
 class Costs:
-    """What is known of a step's costs; all others are measured (observe/costs/measured.py).
+    """What is known of a step's costs; all others are measured (observe/costs.py).
 
     bytes     (case, ranks) -> bytes that all ranks together send, where a paper prints
-              them; None: a snapshot of the ledgers has them (tests/verify/ledgers.txt)
+              them; None: a snapshot of the ledgers has them (tests/ledgers.txt)
     limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
               "branches", "positions", "examples and experts"; lesson 20's figure has a
