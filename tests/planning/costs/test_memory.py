@@ -29,7 +29,7 @@ def model_of(T=8, **more):
 def measured(cluster, model, plan):
     """Return what each rank of a mesh holds, in float32, under the names of `memory`."""
     tokens = np.zeros((B, model.context), int)
-    names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero")
+    names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero", "shards")
     case = Case("plan", model, tokens, tokens, options={n: getattr(plan, n) for n in names})
     ranks = measure_costs("hybrid", case, cluster(plan.ranks, "thread"))
     return [{kind.split()[0]: n // 2 for kind, n in cost.held.items()} for cost in ranks]
@@ -64,6 +64,24 @@ def test_a_mesh_holds_what_real_ranks_do(cluster, schedule, chunks, T):
                 most, real = planned.pop("activations"), held.pop("activations")
                 assert 0.9 * most <= real <= most, (plan, r)
             assert planned == held, (plan, r)
+
+
+@pytest.mark.parametrize(
+    "axes, zero, more",
+    [
+        ((2, 2, 1, 1), 2, {"micro_batches": 4}),
+        ((2, 2, 1, 1), 3, {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}),
+        ((2, 1, 1, 2), 3, {}),
+        ((4, 1, 1, 1), 3, {"shards": 2, "micro_batches": 2}),
+        ((4, 1, 1, 1), 1, {"shards": 2, "micro_batches": 2}),
+    ],
+)
+def test_zero_on_a_mesh_holds_what_real_ranks_do(cluster, axes, zero, more):
+    model, plan = model_of(), Plan(*axes, zero=zero, precision="float32", **more)
+    ranks = measured(cluster, model, plan)
+    for r in range(plan.pp):
+        held = ranks[r * plan.cp * plan.tp]
+        assert memory(TransformerSize.of(model), plan, B, r) == held
 
 
 @pytest.mark.parametrize("sequence", [False, True])
