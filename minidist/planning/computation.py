@@ -6,6 +6,7 @@ A part of a matmul is a matmul of parts, and a part of a softmax over the rows a
 embedding has to know where its part of the rows begins: tokens are numbers of rows.
 """
 
+from collections.abc import Container
 from math import prod
 
 import numpy as np
@@ -35,14 +36,14 @@ def ordered(x: np.ndarray, term: str, order: str) -> np.ndarray:
 def by_function(op: Op, function, arrays: list[np.ndarray], backward: bool) -> np.ndarray:
     """Apply a function of autograd, or its adjoint, with the whole letters as one last axis."""
     terms, output = op.terms
-    own = terms[1] if backward else terms[0]
-    rows = "".join(letter for letter in own if letter not in op.whole)
-    order = rows + "".join(letter for letter in own if letter in op.whole)
-    shape = ordered(arrays[backward], own, order).shape
+    term = terms[backward]  # of X
+    rows = only(term, op.whole)
+    order = rows + common(term, op.whole)
+    shape = ordered(arrays[backward], term, order).shape
     merged = *shape[: len(rows)], prod(shape[len(rows) :])
 
     def flat(x, term):
-        x = ordered(x, term, "".join(letter for letter in order if letter in term))
+        x = ordered(x, term, common(order, term))
         return x.reshape(merged) if op.whole and op.whole <= set(term) else x
 
     arrays = [flat(x, term) for x, term in zip(arrays, terms, strict=True)]
@@ -86,8 +87,8 @@ FUNCTIONS = {
 def einsum(op: Op, arrays, spans: Spans):
     """Return the sum of products; an axis of the output that no input has is of length 1."""
     terms, output = op.terms
-    found = "".join(letter for letter in output if letter in "".join(terms))
-    y = np.einsum(f"{','.join(terms)}->{found}", *arrays, optimize=len(arrays) > 1)
+    made = common(output, "".join(terms))
+    y = np.einsum(f"{','.join(terms)}->{made}", *arrays, optimize=len(arrays) > 1)
     return y.reshape(shape_of(output, spans))
 
 
@@ -103,7 +104,7 @@ def repeat(op: Op, arrays, spans: Spans):
 
 def repeated(x: np.ndarray, term: str, output: str) -> np.ndarray:
     """Return x with the output's axes; an axis that it lacks has length 1."""
-    x = ordered(x, term, "".join(letter for letter in output if letter in term))
+    x = ordered(x, term, common(output, term))
     return np.expand_dims(x, [i for i, letter in enumerate(output) if letter not in term])
 
 
@@ -114,26 +115,34 @@ def shape_of(term: str, spans: Spans) -> tuple[int, ...]:
 def chosen(op: Op, arrays, spans: Spans):
     """X[i] or X[i:j], along the letters that the output lacks as one axis."""
     (term,), output = op.terms
-    lost, new, kept = only(term, output), only(output, term), only(term, only(term, output))
+    lost, new, kept = only(term, output), only(output, term), common(term, output)
     x = ordered(arrays[0], term, lost + kept)
     x = x.reshape(prod(shape_of(lost, spans)), *shape_of(kept, spans))
-    index = op.options[0] if len(op.options) == 1 else slice(*op.options)
-    return ordered(x[index].reshape(shape_of(new + kept, spans)), new + kept, output)
+    return ordered(x[index_of(op)].reshape(shape_of(new + kept, spans)), new + kept, output)
 
 
 def unchosen(op: Op, arrays, spans: Spans):
     """Zeros, and dY at [i] or [i:j]."""
     (term,), output = op.terms
-    lost, new, kept = only(output, term), only(term, output), only(term, only(term, output))
+    lost, new, kept = only(output, term), only(term, output), common(term, output)
     dx = np.zeros((prod(shape_of(lost, spans)), *shape_of(kept, spans)), arrays[0].dtype)
-    index = op.options[0] if len(op.options) == 1 else slice(*op.options)
+    index = index_of(op)
     dx[index] = ordered(arrays[0], term, new + kept).reshape(dx[index].shape)
     return ordered(dx.reshape(shape_of(lost + kept, spans)), lost + kept, output)
 
 
-def only(term: str, other: str) -> str:
+def index_of(op: Op) -> int | slice:
+    return op.options[0] if len(op.options) == 1 else slice(*op.options)
+
+
+def only(term: str, other: Container[str]) -> str:
     """Return the letters of a term that another one lacks."""
     return "".join(letter for letter in term if letter not in other)
+
+
+def common(term: str, other: Container[str]) -> str:
+    """Return the letters that both have, in the order of the first."""
+    return "".join(letter for letter in term if letter in other)
 
 
 def embedding(op: Op, arrays, spans: Spans):

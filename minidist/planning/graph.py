@@ -39,7 +39,7 @@ The gradient of x is the value "d x". If several ops use x, each makes "d x of y
 an "add" makes the sum.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -173,27 +173,27 @@ def with_gradients(graph: Graph) -> tuple[Graph, list[tuple[int, int] | None]]:
     values, ops = dict(graph.values), list(graph.ops)
     owners: list[tuple[int, int] | None] = [None] * len(ops)
     loss = values[ops[-1].output]
-    values[d(loss.name)] = Value(d(loss.name), loss.shape, loss.dtype, "input")
+    values[d(loss.name)] = replace(loss, name=d(loss.name), kind="input")
     live = below_loss(graph)
-    wanted = {
-        name: [(i, place) for i, place in uses(graph, name) if graph.ops[i].output in live]
-        for name in values
-        if has_gradient(values, name)
-    }
+    uses: dict[str, list[tuple[int, int]]] = {}  # (op, place among its inputs), in order of forward
+    for i, op in enumerate(graph.ops):
+        for place, name in enumerate(op.inputs):
+            if op.output in live and has_gradient(values, name):
+                uses.setdefault(name, []).append((i, place))
     for i in reversed(range(len(graph.ops))):
         op = graph.ops[i]
         for place, name in reversed(list(enumerate(op.inputs))):
-            if name not in wanted or op.output not in live:
+            if (i, place) not in uses.get(name, ()):
                 continue
-            several = len(wanted[name]) > 1
+            several = len(uses[name]) > 1
             out = f"d {name} of {op.output}" if several else d(name)
             out += f" again ({place})" if several and name in op.inputs[:place] else ""
-            values[out] = gradient_value(values[name], out)
+            values[out] = replace(values[name], name=out, kind="result")
             ops.append(adjoint(op, place, out))
             owners.append((i, place))
-            if several and (i, place) == wanted[name][0]:
+            if several and (i, place) == uses[name][0]:
                 parts = tuple(o.output for o in ops if o.output.startswith(f"d {name} of "))
-                values[d(name)] = gradient_value(values[name], d(name))
+                values[d(name)] = replace(values[out], name=d(name))
                 term = "abcdefghijklmnop"[: len(values[name].shape)]
                 ops.append(Op("add", parts, d(name), f"{','.join([term] * len(parts))}->{term}"))
                 owners.append(None)
@@ -217,20 +217,6 @@ def below_loss(graph: Graph) -> set[str]:
 
 def has_gradient(values: dict[str, Value], name: str) -> bool:
     return values[name].is_float and name != "targets" and not name.startswith("d ")
-
-
-def uses(graph: Graph, name: str) -> list[tuple[int, int]]:
-    """Return (op, place among its inputs) of each use, in the order of forward."""
-    return [
-        (i, place)
-        for i, op in enumerate(graph.ops)
-        for place, used in enumerate(op.inputs)
-        if used == name
-    ]
-
-
-def gradient_value(value: Value, name: str) -> Value:
-    return Value(name, value.shape, value.dtype, "result", value.whole)
 
 
 def adjoint(op: Op, place: int, out: str) -> Op:

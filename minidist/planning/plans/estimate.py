@@ -88,11 +88,11 @@ def simulated(pipeline: TimedPipeline, m: int):
     order = ordered(pipeline.schedule, pipeline.p, m, pipeline.chunks)
     return simulate(
         order,
-        list(pipeline.forward),
-        list(pipeline.inputs),
-        list(pipeline.weights),
+        pipeline.forward,
+        pipeline.inputs,
+        pipeline.weights,
         latency=pipeline.delay,
-        reduce=list(pipeline.reduce) if isinstance(pipeline.reduce, tuple) else pipeline.reduce,
+        reduce=pipeline.reduce,
     ).makespan
 
 
@@ -118,10 +118,12 @@ def fullest(size: TransformerSize, plan: Plan, batch: int) -> Held:
 
 def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) -> Held | None:
     """Return the bytes of the rank that holds most; None as soon as one is above the limit."""
-    shape = plan.schedule, plan.pp, plan.micro_batches, plan.chunks
+    p, v = plan.pp, plan.chunks
+    m = bounded(plan.schedule, p, plan.micro_batches)
     most: Held = {}
-    for ranks in alike(size.layers, plan.cut, plan.schedule, plan.pp, plan.chunks):
-        held = memory(size, plan, batch, ranks[0], points=most_in_flight(ranks, *shape))
+    for ranks in alike(size.layers, plan.cut, plan.schedule, p, v):
+        points = most_in_flight(ranks, plan.schedule, p, m, v)
+        held = memory(size, plan, batch, ranks[0], points=points)
         if sum(held.values()) > limit:
             return None
         most = max(most, held, key=lambda own: sum(own.values()))
@@ -141,13 +143,9 @@ def alike(layers: int, cut: str, schedule: str, p: int, chunks: int) -> list[tup
     return [tuple(ranks) for ranks in found.values()]
 
 
-def most_in_flight(ranks: tuple[int, ...], schedule: str, p: int, m: int, v: int) -> list[Entry]:
-    """Return the entries of all these ranks that no other one exceeds."""
-    return _most_in_flight(ranks, schedule, p, bounded(schedule, p, m), v)
-
-
 @lru_cache(10_000)
-def _most_in_flight(ranks: tuple[int, ...], *shape) -> list[Entry]:
+def most_in_flight(ranks: tuple[int, ...], *shape) -> list[Entry]:
+    """Return the entries of all these ranks that no other one exceeds."""
     return largest({entry for r in ranks for entry in in_flight_on(r, *shape)})
 
 
