@@ -27,8 +27,7 @@ from minidist.comm import Cluster, Group
 from minidist.course.mutant_tests import FAMILIES
 from minidist.errors import CommError, check_name, plural
 from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.planted import planted
-from minidist.mistakes.register import Mistake, mistakes
+from minidist.mistakes.register import Mistake, mistakes, planted
 from minidist.pages import waits
 from minidist.verify import equivalence
 from minidist.verify.causes.reasons import UNKNOWN

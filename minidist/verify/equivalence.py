@@ -345,7 +345,7 @@ def certify(
     ValueError for what is no strategy, and for a model that it refuses; RankFailed for what it
     raises, with the rank's traceback; Deadlock for ranks that wait for each other.
     """
-    runner = None if isinstance(strategy, str) else _runner(strategy, trainer, options)
+    runner = _runner(strategy, trainer, options)
     if (replay or identity) and (runner is not outcomes.of_reduce or (replay and identity)):
         words = "replay, or else identity, is a promise of reduce(model, group)"
         raise WrongInput(f"{words}: write a worker as one, for after each rank's backward")
@@ -366,8 +366,10 @@ def certify(
     return Certificate(name, promise, rows, left_out)
 
 
-def _runner(strategy: Callable, trainer: bool, options: dict) -> Callable:
+def _runner(strategy: str | Callable, trainer: bool, options: dict) -> Callable:
     """Return what runs it on a rank: told by whether it is a class, and by its parameters."""
+    if isinstance(strategy, str):
+        return outcomes.of_job
     for name in options:
         near = nearest(name, [p for p in inspect.signature(certify).parameters if p != "options"])
         mean = f"did you mean {near}=?" if near else "give your own options by functools.partial"

@@ -22,7 +22,7 @@ from minidist.course.grader import questions
 from minidist.course.lab import labs
 from minidist.course.question import judge
 from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.planted import module_of
+from minidist.mistakes.register import module_of
 
 LESSONS = PACKAGE.parent / "lessons"
 LABS = {lab.name: lab for lab in labs()}

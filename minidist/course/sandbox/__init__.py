@@ -59,7 +59,7 @@ from minidist.course.sandbox.limits import (
 from minidist.course.sandbox.supervisor import Supervisor
 from minidist.course.sandbox.untrusted import beginning, contents, read, remove, remove_files_of
 from minidist.mistakes import overlay
-from minidist.mistakes.planted import module_of
+from minidist.mistakes.register import module_of
 
 PROBES = "minidist.course.labs"  # and there NAME.probes
 ANSWERS = "course", "mistakes"  # folders that a student's minidist does not have

@@ -124,10 +124,10 @@ def _replayed(f: Finding) -> str | None:
 
 def factor(f: Finding) -> str | None:
     """The factor is a power of the number of ranks, or it is what padding changes."""
-    ratios = [_ratio(f, g[name], name) for name in f.wrong for g in f.got]
-    if None in ratios or np.ptp(ratios) > 2 * f.exact * abs(ratios[0]):
+    each = [_ratio(f, g[name], name) for name in f.wrong for g in f.got]
+    ratios = [c for c in each if c is not None]
+    if len(ratios) < len(each) or np.ptp(ratios) > 2 * f.exact * abs(c := ratios[0]):
         return None
-    c = ratios[0]
     message = _as_power(f, c) or _padding(f, c)
     message = _of_a_reader(f, c, message) if f.promise else message
     return None if message is None else message + f.where()

@@ -23,8 +23,7 @@ from minidist.comm import Cluster
 from minidist.comm.local import worker as by_value
 from minidist.errors import CommError
 from minidist.mistakes.overlay import PACKAGE, reference
-from minidist.mistakes.planted import planted
-from minidist.mistakes.register import NUMBERS, Mistake, mistakes
+from minidist.mistakes.register import NUMBERS, Mistake, mistakes, planted
 from minidist.verify.causes.finding import Gradients
 from minidist.verify.compare import compare
 from minidist.verify.outcomes import Outcome, of_job
