@@ -22,7 +22,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -99,18 +99,9 @@ def makers(
     }
 
 
-class Loss(Protocol):
-    def backward(self) -> object: ...
-
-
-class Optimizer(Protocol):
-    def step(self) -> object: ...
-    def zero_grad(self) -> object: ...
-
-
 def training_step(
-    loss: Callable[[], Loss],
-    optimizer: Optimizer,
+    loss: Callable[[], Any],
+    optimizer: Any,
     around: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Step:
     """Return a step of any library; `around` is entered for forward and backward."""
@@ -125,7 +116,7 @@ def training_step(
 
 
 def data_parallel_step(
-    group: Group, model: nn.Module, loss: Callable[[], Tensor], rule: Callable[..., Optimizer]
+    group: Group, model: nn.Module, loss: Callable[[], Tensor], rule: Callable
 ) -> Step:
     """Return a step whose gradients are summed over the ranks in one bucket."""
     reducer = Bucketed(model, group, cap=1 << 30)

@@ -89,17 +89,8 @@ class ConvNorm(Module):
     """
 
     def __init__(self, channels_in, channels_out, k=3, stride=1, *, name, seed=0, dtype="float32"):
-        self.conv = Conv2d(
-            channels_in,
-            channels_out,
-            k,
-            stride,
-            padding=k // 2,
-            bias=False,
-            name=f"{name}.conv",
-            seed=seed,
-            dtype=dtype,
-        )
+        options = {"bias": False, "name": f"{name}.conv", "seed": seed, "dtype": dtype}
+        self.conv = Conv2d(channels_in, channels_out, k, stride, padding=k // 2, **options)
         self.norm = BatchNorm(channels_out, name=f"{name}.norm", dtype=dtype)
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
