@@ -140,24 +140,32 @@ def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
 
 def first_gradient(root: Leaf, grad: Array | None) -> Array:
     """Return the gradient with which backward begins at root."""
+    data = root.data
+    if not root.requires_grad or (grad is None and data.size != 1):
+        raise no_first_gradient(root)
+    grad = array_module(data).ones_like(data) if grad is None else as_array(grad)
+    if (on_gpu(grad), grad.shape, grad.dtype) != (on_gpu(data), data.shape, data.dtype):
+        raise unlike(grad, data)
+    return grad
+
+
+def no_first_gradient(root: Leaf) -> ValueError:
     if not root.requires_grad:
-        raise WrongInput("this tensor does not depend on anything that requires a gradient")
-    if grad is None and root.data.size != 1:
-        raise WrongInput(
-            f"backward needs grad= of shape {root.data.shape}: only one element may default to 1"
-        )
-    grad = array_module(root.data).ones_like(root.data) if grad is None else as_array(grad)
-    if on_gpu(grad) != on_gpu(root.data):
-        raise WrongInput(
+        return WrongInput("this tensor does not depend on anything that requires a gradient")
+    return WrongInput(
+        f"backward needs grad= of shape {root.data.shape}: only one element may default to 1"
+    )
+
+
+def unlike(grad: Array, data: Array) -> ValueError:
+    if on_gpu(grad) != on_gpu(data):
+        return WrongInput(
             "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
             "move grad with backend.to_device"
         )
-    if grad.shape != root.data.shape or grad.dtype != root.data.dtype:
-        raise WrongInput(
-            f"grad is {grad.dtype}{list(grad.shape)}, "
-            f"the tensor is {root.data.dtype}{list(root.data.shape)}"
-        )
-    return grad
+    return WrongInput(
+        f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {data.dtype}{list(data.shape)}"
+    )
 
 
 def not_one_per_input(function: Node, gradients: tuple) -> ValueError:
@@ -191,20 +199,23 @@ def check_indices(
 ) -> Array:
     """Return indices, int64, beside `other` or by default on the host; from `first`, below `count`.
 
-    Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
-    are not, because to look at them would wait for the device. The kernels that use them make nan
-    of one that is outside, so that it shows in the loss.
+    ValueError for others, but not where they stay on a GPU, for which a look would have to wait:
+    there the kernels make nan of one that is outside, so that it shows in the loss.
     """
     indices = whole_numbers(indices, f"{what} indices")
     if on_gpu(indices) and other is not None and on_gpu(other):
         return indices
     indices = to_host(indices)
-    if indices.size and indices.min() < first:
-        ignored = f"; what does not count is IGNORED = {first}" if first else ""
-        raise WrongInput(f"{what} index {indices.min()} is negative{ignored}")
-    if indices.size and indices.max() >= count:
-        raise WrongInput(f"{what} {indices.max()} is outside {domain.format(count)}")
+    if indices.size and not first <= indices.min() <= indices.max() < count:
+        raise outside(indices, what, domain.format(count), first)
     return indices if other is None else on_device_of(indices, other)
+
+
+def outside(indices: Array, what: str, domain: str, first: int) -> ValueError:
+    if indices.min() >= first:
+        return WrongInput(f"{what} {indices.max()} is outside {domain}")
+    ignored = f"; what does not count is IGNORED = {first}" if first else ""
+    return WrongInput(f"{what} index {indices.min()} is negative{ignored}")
 
 
 def is_basic(index) -> bool:

@@ -42,10 +42,7 @@ def sum_of(products: list[Product]) -> Product:
 
 
 def deliver(leaf: Leaf, contribution: Gradient, remaining: dict) -> None:
-    """Add a contribution to `leaf.grad`; call the leaf's hooks if it was the last one.
-
-    remaining  how many contributions of its backward each leaf still waits for
-    """
+    """Add a contribution to `leaf.grad`; call the leaf's hooks if none is `remaining` for it."""
     if contribution is not None:
         leaf.accumulate(contribution)
     left = remaining[leaf] = remaining[leaf] - 1

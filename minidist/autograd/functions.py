@@ -6,6 +6,7 @@ has what runs on a GPU.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from minidist.autograd import kernels
 from minidist.autograd.checks import check_axes, check_indices, check_rate
@@ -46,11 +47,7 @@ class Linear(Function):
         input_shape = (*grad.shape[:-1], w.shape[0])
         dx = None if self.inputs[0] is None else matmul(rows, w.T).reshape(input_shape)
         dw = Product(rows, x) if self.transposed else Product(x, rows)
-
-        def db(out=None):
-            return sum_rows(rows, out=out)
-
-        return (dx, dw, db)[: len(self.inputs)]
+        return (dx, dw, partial(sum_rows, rows))[: len(self.inputs)]  # the bias, if there is one
 
 
 class Relu(Function):

@@ -31,9 +31,7 @@ def counted(targets: Array) -> int:
     Of an array on a GPU this waits for the GPU, except of unsigned integers: all of them count.
     """
     targets = values_of(targets)
-    if targets.dtype.kind != "i":
-        return targets.size
-    return int((targets != IGNORED).sum())
+    return int((targets != IGNORED).sum()) if targets.dtype.kind == "i" else targets.size
 
 
 def values_of(targets: Tensor | Array) -> Array:
@@ -55,24 +53,21 @@ class CrossEntropy(Function):
         xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
         targets = on_device_of(self.targets.reshape(-1), logits)
         if on_gpu(logits):
-            if on_gpu(self.reduction_size):
-                self.reduction_size = self.reduction_size.astype(rows.dtype)
             loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
             return loss
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
-        probabilities = xp.exp(shifted, out=shifted)
-        sums = sum_columns(probabilities)
-        probabilities /= sums
-        self.probabilities = probabilities
+        self.probabilities = xp.exp(shifted, out=shifted)
+        sums = sum_columns(self.probabilities)
+        self.probabilities /= sums
         losses = xp.log(sums[:, 0]) - picked
         losses[targets == IGNORED] = 0
         return losses.sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:
         if on_gpu(grad):
-            dx = kernels.cross_entropy_backward(grad, self.saved, self.reduction_size)
+            dx = kernels.cross_entropy_backward(grad, self.saved)
         else:
             dx = self.probabilities
             dx[self.picked] -= 1
@@ -119,10 +114,8 @@ def cross_entropy(
     a target on the host is neither IGNORED nor in [0, V), or if none counts and no size is given.
     Targets on a GPU are counted there, without waiting: if none counts, the loss is 0.
     """
-    V = logits.shape[-1]
-    domain = "the {} classes of the logits"
-    values = values_of(targets)
-    targets = check_indices(values, "target", V, logits.data, domain, first=IGNORED)
+    values, domain = values_of(targets), "the {} classes of the logits"
+    targets = check_indices(values, "target", logits.shape[-1], logits.data, domain, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
         raise WrongInput(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
@@ -157,20 +150,22 @@ def scaled(loss: Tensor, scale: float) -> Tensor:
 
 
 def reduction_size_or(targets: Array, size: float | None) -> float | Array:
-    """Return the reduction size, by default the number of targets that count.
-
-    The count of integers on a GPU stays there, because to look at it would wait for the device.
-    """
+    """Return the reduction size, by default the number of targets that count."""
     if size is None and on_gpu(targets) and targets.dtype.kind == "i":
-        return (targets != IGNORED).sum()
-    if size is None and not (size := counted(targets)):
-        raise WrongInput(
+        return (targets != IGNORED).sum()  # it stays there: to look at it would wait for the GPU
+    n = counted(targets) if size is None else size
+    if not 0 < n < math.inf:
+        raise _no_size(targets, size)
+    return float(n)
+
+
+def _no_size(targets: Array, size: float | None) -> ValueError:
+    if size is None:
+        return WrongInput(
             f"none of {targets.size} targets counts: a part of a batch without any needs "
             "reduction_size=, the number of targets that count in the whole batch"
         )
-    if not 0 < size < math.inf:
-        raise WrongInput(
-            f"reduction_size must be positive, not {size}: it is the number of targets "
-            "that count in the whole batch, which needs at least one"
-        )
-    return float(size)
+    return WrongInput(
+        f"reduction_size must be positive, not {size}: it is the number of targets "
+        "that count in the whole batch, which needs at least one"
+    )

@@ -177,18 +177,20 @@ _cross_entropy_backward = Elementwise(
 )
 
 
-def cross_entropy(logits: Array, targets: Array, size: float) -> tuple[Array, tuple]:
+def cross_entropy(logits: Array, targets: Array, size: float | Array) -> tuple[Array, tuple]:
     """Return the loss of `losses.CrossEntropy` of rows on a GPU, and what backward needs.
 
     A target of -1 counts for nothing. Another one outside [0, C) makes the loss nan, because a
     check would wait for the GPU.
     """
+    size = size.astype(logits.dtype) if on_gpu(size) else size
     peak, total, _ = _softmax_sums(logits)
     rows = logits, peak.reshape(-1), total.reshape(-1), targets
     loss = _row_losses(*rows, logits.shape[-1], size, math.nan).sum()
-    return loss, (logits, peak, total, targets[:, None])
+    return loss, (logits, peak, total, targets[:, None], size)
 
 
-def cross_entropy_backward(grad: Array, saved: tuple, size: float) -> Array:
+def cross_entropy_backward(grad: Array, saved: tuple) -> Array:
     """Return dX[N, C] of `losses.CrossEntropy` on a GPU, from what `cross_entropy` has saved."""
-    return _cross_entropy_backward(*saved, grad, saved[0].shape[-1], size, math.nan)
+    *rows, size = saved
+    return _cross_entropy_backward(*rows, grad, rows[0].shape[-1], size, math.nan)
