@@ -1,7 +1,7 @@
 """The model split by layers. Read `actions.py`, `layer_split.py`, `gpipe.py`, `one_f_one_b.py`,
 `communication.py`, `stage.py`, `executor.py`, `holders.py`, `pipeline.py`; then
 `execution_order.py`, `validation.py`, `interleaved.py`, `looped_bfs.py`, `zero_bubble.py`,
-`interleaved_zb.py`, `dualpipe_v.py`, `controllable_memory.py`, `timed_order.py`, `zb_auto.py`,
+`interleaved_zb.py`, `dualpipe_v.py`, `controllable_memory.py`, `zb_auto.py`,
 `schedules.py`, `reduction.py`; then `pipedream.py`, `weight_stashing.py`.
 `partition.py` and `branch_placement.py` are independent. For an order of your own: `text.py`,
 `random_order.py`, `symbols.py`.

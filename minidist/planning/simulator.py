@@ -41,7 +41,7 @@ from minidist.pipeline_parallel.actions import (
 )
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.execution_order import Stuck, dependencies
-from minidist.pipeline_parallel.timed_order import is_duration
+from minidist.pipeline_parallel.zb_auto import is_duration
 from minidist.planning.clock import Device, TaskGraph, Time, divided
 
 TO_STAGE = {Forward: 1, Backward: -1, BackwardInput: -1}  # from a stage to the one that it gives to

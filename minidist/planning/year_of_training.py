@@ -177,7 +177,7 @@ class _Replay:
         self.slow: list[list[tuple[float, float]]] = [[] for _ in run.slowdowns]
         self.doing, self.left = "train", run.interval
         self.trained = self.saving = 0.0
-        self.found = Spent()
+        self.spent = Spent()
 
     def until(self, end: float) -> Spent:
         now, count = 0.0, 0
@@ -202,7 +202,7 @@ class _Replay:
                 case "fast again":
                     heapq.heappop(self.slow[which])
         self.keep(self.run.interval - (self.left if self.doing == "train" else 0))
-        return self.found
+        return self.spent
 
     def events(self, now: float, end: float):
         """Yield (when, what, which slowdown) of all that may be next.
@@ -238,9 +238,9 @@ class _Replay:
         elif self.doing == "save":
             self.saving += seconds
         elif self.doing == "restart":
-            self.found.restarts += seconds
+            self.spent.restarts += seconds
         else:
-            self.found.waiting += seconds
+            self.spent.waiting += seconds
 
     def done(self, now: float) -> None:
         was, run = self.doing, self.run
@@ -257,14 +257,14 @@ class _Replay:
             if host in self.slow[i]:  # else it was slow for two reasons, and is out
                 self.slow[i].remove(host)
                 self.leave(now, i)
-                self.found.evicted += 1
+                self.spent.evicted += 1
         if self.spares and (late or (self.run.evict < inf and self.spares[0] < self.hosts[-1])):
             self.restart()
 
     def failure(self, now: float) -> None:
         """Lose what was not saved; a spare, if there is one, replaces a broken host."""
-        self.found.failures += 1
-        self.found.lost += self.trained + self.saving
+        self.spent.failures += 1
+        self.spent.lost += self.trained + self.saving
         self.trained = self.saving = 0.0
         if self.random.random() < self.run.broken:
             self.leave(now)
@@ -286,7 +286,7 @@ class _Replay:
         while self.spares and (len(self.hosts) < most or self.spares[0] < self.hosts[-1]):
             if len(self.hosts) == most:
                 insort(self.spares, self.hosts.pop())
-                self.found.evicted += 1
+                self.spent.evicted += 1
             insort(self.hosts, self.spares.pop(0))
         enough = len(self.hosts) >= (self.run.elastic or most)
         self.doing, self.left = ("restart", self.run.restart) if enough else ("wait", inf)
@@ -294,7 +294,7 @@ class _Replay:
     def keep(self, progress: float) -> None:
         """Count what the run has since its last save: `progress` seconds at full speed."""
         if self.trained:
-            self.found.useful += progress
-            self.found.slow += self.trained - progress
-        self.found.saves += self.saving
+            self.spent.useful += progress
+            self.spent.slow += self.trained - progress
+        self.spent.saves += self.saving
         self.trained = self.saving = 0.0

@@ -18,11 +18,11 @@ from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
 )
-from minidist.pipeline_parallel.timed_order import timed_order
 from minidist.pipeline_parallel.zb_auto import (
     by_hand,
     cost,
     line_of,
+    timed_order,
     warm_ups,
 )
 from minidist.planning import simulate

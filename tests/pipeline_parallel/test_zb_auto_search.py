@@ -15,8 +15,7 @@ from minidist.pipeline_parallel.actions import (
     looped,
 )
 from minidist.pipeline_parallel.execution_order import Stuck
-from minidist.pipeline_parallel.timed_order import timed_order
-from minidist.pipeline_parallel.zb_auto import by_hand, climb, cost, line_of, warm_ups
+from minidist.pipeline_parallel.zb_auto import by_hand, climb, cost, line_of, timed_order, warm_ups
 from minidist.planning import simulate
 from tests.pipeline_parallel.optimal_order import least_makespan
 from tests.pipeline_parallel.searched import TIMES, drawn, programs_of

@@ -240,7 +240,7 @@ STRATEGIES = [
         idea="the best zero-bubble order that a search finds for given times and memory",
         term="自动搜索调度, 零气泡流水",
         paper="Qi et al. 2024, section 3.1",
-        files="zb_auto timed_order",
+        files="zb_auto",
         tests="zb_auto",
     ),
     _zero_bubble(
