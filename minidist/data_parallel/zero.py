@@ -400,7 +400,8 @@ class Zero:
         tied = tied_between_layers(model)
         check_stage(model, stage, tied, block)
         self.check_group = check_replicas(model, group, check_weights, micro_batches=micro_batches)
-        self.model, self.m, self.shapes = model, micro_batches, shapes_of(model)
+        self.model, self.stage, self.m = model, stage, micro_batches
+        self.shapes = shapes_of(model)
         self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
         self.place, self.peak = (group.rank, group.size), 0
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
@@ -442,7 +443,7 @@ class Zero:
         check_flat(self.model.parameters(), [s.whole for s in self.shards])
         check_statistics(self.model, self.place[1], self.m)  # as now: it may train again
         check_balance(self.model, self.place[1])
-        if self.copies.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
+        if self.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
             raise WrongInput(
                 "this step's gradient is reduced already; "
                 "pass last=False for all micro-batches but the last"
