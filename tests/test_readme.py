@@ -9,8 +9,8 @@ import pytest
 
 from minidist import nn
 from minidist.cli import COMMANDS, main
-from minidist.cli.presets import PRESETS
-from minidist.cli.strategies import families, markdown
+from minidist.cli.train import PRESETS
+from minidist.cli.verify import families, markdown
 from minidist.course import mutants
 from minidist.course.lab import labs
 from minidist.mistakes import register

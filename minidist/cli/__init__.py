@@ -1,8 +1,4 @@
-"""The command line: parse, call, print. One module per command, imported when the command is used.
-
-A command's module has EXAMPLES, the end of its help, and `add_arguments(parser)`: it describes the
-command, adds its arguments, and sets `run`, which takes them and returns the exit status.
-"""
+"""The command line: parse, call, print. A command is a class, imported when it is used."""
 
 import argparse
 import errno
@@ -17,10 +13,10 @@ from importlib import import_module
 from itertools import pairwise
 
 from minidist import __version__
-from minidist.cli.parser import Parser
+from minidist.cli.options import Command, Parser
 from minidist.errors import CommTimeout, RankFailed, WrongInput, is_wrong_input
 
-COMMANDS = {  # a module of this package, and what its command does
+COMMANDS = {  # what each does; `plan` is the class Plan of plan.py
     "train": "train a small model on several ranks, then certify its gradients",
     "translate": "translate numbers in words with a model that train has saved",
     "verify": "compare every strategy's gradients and bytes with one device and with formulas",
@@ -32,6 +28,13 @@ COMMANDS = {  # a module of this package, and what its command does
     "explore": "serve pages that answer back: write a schedule, see it judged, run it for real",
     "site": "make pages of the lessons, the API and the READMEs",
     "bench": "measure steps, communication, pipelines and GPUs against PyTorch, MPI and gloo",
+}
+MODULES = {  # of commands whose module has another name
+    "translate": "train",
+    "strategies": "verify",
+    "mutants": "lab",
+    "explore": "pages",
+    "site": "pages",
 }
 
 
@@ -83,12 +86,13 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help()
         return 2
-    given = parser.parse_args(arguments)
-    if given.command is None:
+    first = parser.parse_args(arguments)
+    if first.command is None:
         parser.error("COMMAND is missing; `minidist --help` lists the commands")
     try:
         with _interruptible():
-            status = _run(given)
+            given = parser_of(first.command).parse_args(first.arguments, first)
+            status = _checked(given.command_type.made_of(given)).run()
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -97,7 +101,7 @@ def _main(arguments: list[str]) -> int:
     except Exception as error:
         if (known := _known(error)) is None:
             raise
-        if given.debug:
+        if first.debug:
             sys.excepthook(*sys.exc_info())
         status, message = known
         if message is not None:
@@ -152,7 +156,7 @@ def _known(error: Exception) -> tuple[int, object] | None:
 
 def _parser() -> Parser:
     """Return the parser of what comes before a command's own arguments."""
-    lines = [f"  {name:<10} {words}" for name, words in COMMANDS.items()]
+    lines = [f"  {name:<10} {description}" for name, description in COMMANDS.items()]
     parser = Parser(
         prog="minidist",
         usage="minidist [-h] [--version] [--debug] COMMAND ...",
@@ -169,29 +173,26 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
-    """Parse the command's own arguments, too, and call it.
-
-    A command that starts ranks as it likes is refused where a launcher has started several of it.
-    """
-    parser_of(given.command).parse_args(given.arguments, given)
-    starts = getattr(given, "profile", True)  # `plan` starts ranks with --profile alone
-    if starts and getattr(given, "transport", "") is None:
-        from minidist.comm.mpi.library import copies  # needs NumPy, as such a command does
-
-        if words := copies("--transport {}"):
-            raise WrongInput(words)  # in each: the first that ends may end all others
-        given.transport = "process"
-    return given.run(given)
-
-
-def parser_of(command: str) -> Parser:
+def parser_of(name: str) -> Parser:
     """Return the parser of a command's own arguments."""
-    module = import_module(f"{__name__}.{command}")
-    parser = Parser(prog=f"minidist {command}", examples=module.EXAMPLES)
-    module.add_arguments(parser)
+    module = import_module(f"{__name__}.{MODULES.get(name, name)}")
+    command = getattr(module, name.capitalize())
+    parser = Parser(prog=f"minidist {name}", examples=command.EXAMPLES)
+    command.add_to(parser)
     _add_debug(parser)
     return parser
+
+
+def _checked(command: Command) -> Command:
+    """Return the command, with its transport; refuse several copies of it that do not cooperate."""
+    starts = getattr(command, "profile", True)  # `plan` starts ranks with --profile alone
+    if starts and getattr(command, "transport", "") is None:
+        from minidist.comm.mpi.library import copies  # needs NumPy, as such a command does
+
+        if remedy := copies("--transport {}"):
+            raise WrongInput(remedy)  # in each: the first that ends may end all others
+        command.transport = "process"
+    return command
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:

@@ -1,184 +1,89 @@
-"""`minidist lab`: hand out a lab, test it, grade it, export it."""
+"""`minidist lab`: hand out, test and grade labs or a class. `minidist mutants`: test the tests."""
 
 import argparse
 import contextlib
 import json
 import os
+import secrets
+import shutil
 import signal
 import sys
-from dataclasses import replace
-from functools import partial
+import textwrap
+import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
 
-from minidist.cli import lab_teacher
-from minidist.cli.arguments import SEED, add_option, seconds
-from minidist.course import grader, property_lab, report, starter
+from tqdm import tqdm
+
+from minidist.cli.options import JSON, SECONDS, SEED, Command, argument, flag, number, option, whole
+from minidist.course import (
+    grader,
+    mutants,
+    mutation_testing,
+    property_lab,
+    report,
+    report_page,
+    similarity,
+    starter,
+)
 from minidist.course.export import export
+from minidist.course.grade_all import Job, Result, grade_all, load, place, save
 from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
 from minidist.course.sandbox.untrusted import plain
-from minidist.course.submissions import LABEL, label
-from minidist.errors import WrongInput, is_wrong_input
+from minidist.course.submissions import LABEL, check_no_link, handed_in, label, submissions
+from minidist.errors import WrongInput, is_wrong_input, plural
+from minidist.mistakes.register import source
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
+ROWS = 50  # of the table of similar submissions
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
 
 
-EXAMPLES = (
-    "minidist lab list",
-    "minidist lab new collectives answers",
-    "minidist lab test answers --task 2.3 --watch",
-)
+def read_text(file: Path) -> str:
+    """Read a teacher's file. ValueError: why it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise WrongInput(f"cannot read {file}: {why}") from None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command and add its actions, each with its arguments."""
-    parser.description = (
-        "Labs in which students write parts of minidist. `list` them, make a `new` one, `test` it "
-        "while you write, `grade` what was handed in."
-    )
-    parser.set_defaults(run=partial(_help, parser))
-    actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    for name, (run, help, description) in ACTIONS.items():
-        action = actions.add_parser(name, help=help, description=description)
-        action.set_defaults(run=run)
-        if name in ("new", "export"):
-            add_option(action, "lab", "its name, from `minidist lab list`", metavar="LAB")
-            add_option(action, "folder", "a new or empty folder", Path, "DIR")
-        if name == "test":
-            add_option(action, "--task", "only this one, as 4.2", metavar="TASK")
-            words = "test again whenever a file of the lab is saved, until Ctrl-C"
-            action.add_argument("--watch", action="store_true", help=words)
-        if name in ("test", "grade"):
-            add_option(action, "folder", "what was handed in", Path, "DIR")
-            words = "the lab (default: the one that lab.txt in DIR names)"
-            add_option(action, "--lab", words, metavar="NAME")
-        if name in ("test", "grade", "grade-all"):
-            add_option(action, "--seconds", "time limit of each task", seconds, default=20.0)
-        if name in ("export", "grade", "grade-all"):
-            words = "of the hidden questions, or a file that has it (default: random)"
-            add_option(action, "--seed", words, _seed)
-        if name == "export":
-            words = "Gradescope grades everybody's own variants, known by their e-mail"
-            action.add_argument("--variants", action="store_true", help=words)
-        if name in ("new", "grade"):
-            words = "whose variants of the tasks it is"
-            words += ", or Gradescope's submission_metadata.json" if name == "grade" else ""
-            words += " (default: nobody's)" if name == "new" else " (default: as lab.txt says)"
-            add_option(action, "--student", words, metavar="NAME")
-        if name == "grade":
-            add_option(action, "--format", "of the report", choices=FORMATS, default="text")
-            words = "where the report goes; - is the terminal"
-            add_option(action, "--output", words, metavar="FILE")
-            action.set_defaults(output="-")
-        if name in ("similar", "grade-all", "report"):
-            lab_teacher.add_arguments(name, action)
+def write_text(file: Path, text: str) -> None:
+    """Write a file, in a folder that is made if it is missing. ValueError: why it cannot be."""
+    make_folder(file.parent)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WrongInput(f"cannot write {file}: {error.strerror}") from None
 
 
-def _help(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    parser.print_help()
-    return 2
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WrongInput(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
-def _seed(text: str) -> int:
+def read_seed(text: str) -> int:
     """Read a seed, or the file that has it: other users can see the words of a command."""
     if os.path.isfile(text):  # Path.is_file raises where the text is too long for a name
-        text = lab_teacher.read_text(Path(text)).strip()
+        text = read_text(Path(text)).strip()
     return int(SEED(text))
 
 
-def _students(text: str) -> list[str]:
+def students_in(text: str) -> list[str]:
     """Read the name of a student, or Gradescope's file with the e-mails of one or several."""
     if not (name := text.strip().lower()) or name.endswith(".json") != os.path.isfile(text):
         raise WrongInput(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
     if not name.endswith(".json"):
         return [name]
-    content = lab_teacher.read_text(Path(text))
+    content = read_text(Path(text))
     try:
         return [user["email"].strip().lower() for user in json.loads(content)["users"]]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise WrongInput(f"{text} has no users with an email, as Gradescope's file has") from None
-
-
-def _list(given: argparse.Namespace) -> int:
-    last = of_mutants()
-    for lab in [*labs(), last]:
-        print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
-        if lab is not last:
-            for task in lab.tasks:
-                print(f"       {task.id}  {task.points:>3}, {task.minutes} min  {task.title}")
-    print(f"       one task per mutant, {len(last.tasks)} of them")
-    return 0
-
-
-def _new(given: argparse.Namespace) -> int:
-    if given.lab == MUTANTS:
-        paths = property_lab.write(given.folder)
-    else:
-        student = "" if given.student is None else _students(given.student)[0]
-        paths = starter.write(find(given.lab).for_student(student), given.folder)
-    for path in paths:
-        print(given.folder / path)
-    print(f"\nread {given.folder / 'README.md'}, then: minidist lab test {given.folder}")
-    return 0
-
-
-def _export(given: argparse.Namespace) -> int:
-    if given.lab == MUTANTS:
-        raise WrongInput("the lab of mutants is not exported: hand out `minidist lab new mutants`")
-    for path in export(find(given.lab), given.folder, given.seed, given.variants):
-        print(path)
-    return 0
-
-
-def _test(given: argparse.Namespace) -> int:
-    while True:
-        before = _times(given.folder)
-        done = _graded(given, seed=0, task=given.task)
-        print(report.text(done, foot=False), end="", flush=True)
-        if not given.watch:
-            return 0 if done.points == done.lab.points else 1
-        print("waiting until a file is saved; Ctrl-C ends this\n", flush=True)
-        while _times(given.folder) == before:
-            sleep(POLL)
-
-
-def _times(folder: Path) -> dict[Path, int]:
-    """Return when each Python file below a folder's minidist was changed."""
-    found = {}
-    for path in sorted(folder.glob("minidist/**/*.py")):
-        with contextlib.suppress(OSError):  # it was removed in between
-            found[path] = path.stat().st_mtime_ns
-    return found
-
-
-def _grade(given: argparse.Namespace) -> int:
-    output = None if given.output == "-" else Path(given.output)
-    if output is not None and not output.parent.is_dir():
-        raise WrongInput(f"cannot write {output}: there is no folder {output.parent}")
-    if output is not None and output.is_dir():
-        raise WrongInput(f"cannot write {output}: it is a folder")
-    try:
-        message = FORMATS[given.format](_graded(given, given.seed))
-    except ValueError as error:
-        if given.format == "gradescope" and is_wrong_input(error):
-            _write(report.gradescope_refusal(str(error)), output)
-        raise
-    _write(message, output)
-    return 0
-
-
-def _write(text: str, output: Path | None) -> None:
-    """Write a report to a file, or to the terminal."""
-    if output is None:
-        print(text.removesuffix("\n"))
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        print(text)  # it took a while to make
-        raise WrongInput(f"cannot write {output}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -193,66 +98,460 @@ def ended_by_signals():
             signal.signal(kind, handler)
 
 
+NAME = "its name, from `minidist lab list`", "LAB"  # from here: options of several actions
+NEW_FOLDER = "a new or empty folder", "DIR", Path
+HANDED_IN = "what was handed in", "DIR", Path
+CLASS = "has a folder or a .zip per submission", "FOLDER", Path
+ITS_LAB = "the lab (default: the one that lab.txt in DIR names)", str, "NAME"
+FIRST_LAB = "the lab (default: the one that the first lab.txt names)", str, "NAME"
+RESULTS = "the folder of the results (default: FOLDER.results)", Path, "DIR"
+LIMIT = "time limit of each task", SECONDS
+HIDDEN = "of the hidden questions, or a file that has it (default: random)", read_seed
+
+
+@dataclass
+class List(Command):
+    """List the labs and their tasks."""
+
+    def run(self) -> int:
+        last = of_mutants()
+        for lab in [*labs(), last]:
+            print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
+            if lab is not last:
+                for task in lab.tasks:
+                    print(f"       {task.id}  {task.points:>3}, {task.minutes} min  {task.title}")
+        print(f"       one task per mutant, {len(last.tasks)} of them")
+        return 0
+
+
+@dataclass
+class New(Command):
+    """Write what a student begins with into a new folder."""
+
+    lab: str = argument(*NAME)
+    folder: Path = argument(*NEW_FOLDER)
+    student: str | None = option(
+        "whose variants of the tasks it is (default: nobody's)", metavar="NAME"
+    )
+
+    def run(self) -> int:
+        if self.lab == MUTANTS:
+            paths = property_lab.write(self.folder)
+        else:
+            student = "" if self.student is None else students_in(self.student)[0]
+            paths = starter.write(find(self.lab).for_student(student), self.folder)
+        for path in paths:
+            print(self.folder / path)
+        print(f"\nread {self.folder / 'README.md'}, then: minidist lab test {self.folder}")
+        return 0
+
+
+@dataclass
+class Export(Command):
+    """Write into a new folder: release/ for students, instructor/ with the solution, and for
+    grading plain/, autograder.zip for Gradescope, classroom/ for repositories on GitHub."""
+
+    lab: str = argument(*NAME)
+    folder: Path = argument(*NEW_FOLDER)
+    seed: int | None = option(*HIDDEN)
+    variants: bool = flag("Gradescope grades everybody's own variants, known by their e-mail")
+
+    def run(self) -> int:
+        if self.lab == MUTANTS:
+            raise WrongInput(
+                "the lab of mutants is not exported: hand out `minidist lab new mutants`"
+            )
+        for path in export(find(self.lab), self.folder, self.seed, self.variants):
+            print(path)
+        return 0
+
+
 @ended_by_signals()
-def _graded(given: argparse.Namespace, seed: int | None, task: str | None = None) -> grader.Grade:
-    limits = Limits(given.seconds)
-    said, made_for = label(given.folder)
-    folder = plain(str(given.folder))
-    if not (name := given.lab or said):
-        known = given.folder.exists()
-        why = f"{folder} has no {LABEL}, which names its lab; pass the name: --lab NAME"
-        raise WrongInput(why if known else f"there is no folder {folder}")
-    if said and said != name:
-        why = f"its {LABEL} says {said[:40]!r}, the questions are of {name!r}"
-        print(f"minidist: {folder}: {why}", file=sys.stderr)
+def graded(
+    folder: Path,
+    lab: str | None,
+    seconds: float,
+    seed: int | None,
+    task: str | None = None,
+    student: str | None = None,
+) -> grader.Grade:
+    """Grade a folder; its lab.txt says the lab and the student that nobody has named."""
+    lab_named, made_for = label(folder)
+    shown = plain(str(folder))
+    if not (name := lab or lab_named):
+        why = f"{shown} has no {LABEL}, which names its lab; pass the name: --lab NAME"
+        raise WrongInput(why if folder.exists() else f"there is no folder {shown}")
+    if lab_named and lab_named != name:
+        why = f"its {LABEL} says {lab_named[:40]!r}, the questions are of {name!r}"
+        print(f"minidist: {shown}: {why}", file=sys.stderr)
     grade = property_lab.grade if name == MUTANTS else grader.grade
     made_for = made_for.strip().lower()
-    named = vars(given).get("student")
-    students = [made_for] if named is None else _students(named)
+    students = [made_for] if student is None else students_in(student)
     student = made_for if made_for in students else students[0]
-    done = grade(given.folder, find(name).for_student(student), seed, limits, task=task)
+    done = grade(folder, find(name).for_student(student), seed, Limits(seconds), task=task)
     if student == made_for:
         return done
     made_for = plain(made_for)[:100] or "no student"
     return replace(done, remark=f"This folder was made for {made_for}; it is graded for {student}.")
 
 
-ACTIONS = {  # what runs, and what it does, in a line and in full
-    "list": (_list, "list the labs, their tasks and points", "List the labs and their tasks."),
-    "new": (_new, "write a starter", "Write what a student begins with into a new folder."),
-    "export": (
-        _export,
-        "write what a teacher hands out and grades with",
-        "Write into a new folder: release/ for students, instructor/ with the solution, and for "
-        "grading plain/, autograder.zip for Gradescope, classroom/ for repositories on GitHub.",
-    ),
-    "test": (
-        _test,
-        "test a folder with the public questions",
-        "Ask the public questions; exit status 1 if an answer is wrong.",
-    ),
-    "grade": (
-        _grade,
-        "grade a folder with hidden questions",
-        "Ask the same questions with hidden numbers, and give points. The exit status is 0 "
-        "whatever the points, and 2 if there was nothing to grade.",
-    ),
-    "similar": (
-        lab_teacher.similar,
-        "rank pairs of submissions by the code that they share",
-        "Compare all submissions with each other and with the package, whatever their names and "
-        "the order of their functions. Read a pair before you judge: a share is no proof.",
-    ),
-    "grade-all": (
-        ended_by_signals()(lab_teacher.grade_class),
-        "grade all submissions in a folder, side by side",
-        "Grade every subfolder and .zip of a folder with the same hidden questions. Each result is "
-        "saved at once: an interrupted run goes on where it was, and changed files are graded "
-        "again. At the end: the points' distribution, the tasks that most failed, the causes.",
-    ),
-    "report": (
-        lab_teacher.report,
-        "make a page of the results of grade-all",
-        "Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts.",
-    ),
+@dataclass
+class Test(Command):
+    """Ask the public questions; exit status 1 if an answer is wrong."""
+
+    task: str | None = option("only this one, as 4.2")
+    watch: bool = flag("test again whenever a file of the lab is saved, until Ctrl-C")
+    folder: Path = argument(*HANDED_IN)
+    lab: str | None = option(*ITS_LAB)
+    seconds: float = option(*LIMIT, default=20.0)
+
+    def run(self) -> int:
+        while True:
+            before = self.times()
+            done = graded(self.folder, self.lab, self.seconds, seed=0, task=self.task)
+            print(report.text(done, foot=False), end="", flush=True)
+            if not self.watch:
+                return 0 if done.points == done.lab.points else 1
+            print("waiting until a file is saved; Ctrl-C ends this\n", flush=True)
+            while self.times() == before:
+                sleep(POLL)
+
+    def times(self) -> dict[Path, int]:
+        """Return when each Python file below the folder's minidist was changed."""
+        times = {}
+        for path in sorted(self.folder.glob("minidist/**/*.py")):
+            with contextlib.suppress(OSError):  # it was removed in between
+                times[path] = path.stat().st_mtime_ns
+        return times
+
+
+@dataclass
+class Grade(Command):
+    """Ask the same questions with hidden numbers, and give points. The exit status is 0
+    whatever the points, and 2 if there was nothing to grade."""
+
+    folder: Path = argument(*HANDED_IN)
+    lab: str | None = option(*ITS_LAB)
+    seconds: float = option(*LIMIT, default=20.0)
+    seed: int | None = option(*HIDDEN)
+    student: str | None = option(
+        "whose variants of the tasks it is, or Gradescope's submission_metadata.json (default: as "
+        "lab.txt says)",
+        metavar="NAME",
+    )
+    format: str = option("of the report", choices=FORMATS, default="text")
+    output: str | None = option("where the report goes; - is the terminal", metavar="FILE")
+
+    def run(self) -> int:
+        output = None if self.output in (None, "-") else Path(self.output)
+        if output is not None and not output.parent.is_dir():
+            raise WrongInput(f"cannot write {output}: there is no folder {output.parent}")
+        if output is not None and output.is_dir():
+            raise WrongInput(f"cannot write {output}: it is a folder")
+        try:
+            done = graded(self.folder, self.lab, self.seconds, self.seed, student=self.student)
+            message = FORMATS[self.format](done)
+        except ValueError as error:
+            if self.format == "gradescope" and is_wrong_input(error):
+                self.write(report.gradescope_refusal(str(error)), output)
+            raise
+        self.write(message, output)
+        return 0
+
+    def write(self, text: str, output: Path | None) -> None:
+        if output is None:
+            print(text.removesuffix("\n"))
+            return
+        try:
+            write_text(output, text)
+        except WrongInput:
+            print(text)  # it took a while to make
+            raise
+
+
+@dataclass
+class Similar(Command):
+    """Compare all submissions with each other and with the package, whatever their names and
+    the order of their functions. Read a pair before you judge: a share is no proof."""
+
+    lab: str | None = option(*FIRST_LAB)
+    folders: list[Path] = argument(
+        "a submission, folder or .zip, or a folder that has one for each student",
+        "FOLDER",
+        Path,
+        nargs="+",
+    )
+    above: float = option(
+        "the least part of the smaller one's code, from 0 to 1, that two have in common",
+        number("a share", 1, "1 is all of a submission"),
+        "SHARE",
+        default=0.4,
+    )
+    json: bool = flag("write JSON")
+
+    def run(self) -> int:
+        folders = [path for folder in self.folders for path in self.submissions(folder)]
+        if (name := self.lab or lab_name(folders)) == MUTANTS:
+            raise WrongInput(
+                "the lab of mutants is not compared: everybody's tests are like each other"
+            )
+        lab = find(name)
+        reader, readable, remarks = similarity.Reader(lab), [], []
+        unique = len({folder.name for folder in folders}) == len(folders)
+        for folder in folders:
+            name = folder.name if unique else str(folder)
+            try:
+                check_no_link(folder)
+                files, unusable = handed_in(folder, lab.files)
+            except (OSError, ValueError) as error:
+                remarks.append(plain(f"{name}: {error}"))
+                continue
+            remarks += [plain(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
+            readable.append(reader.read(plain(name), files))
+        if len(readable) < 2:
+            count = plural(len(readable), "submission")
+            raise WrongInput(f"{count} of lab {lab.name}; a pair needs two")
+        reference = reader.read("the package", {path: source(path) for path in lab.files})
+        pairs = similarity.pairs(readable, reference, self.above)
+        if self.json:
+            print(json.dumps({"lab": lab.name, "pairs": pairs, "not read": remarks}, indent=1))
+        else:
+            self.print_pairs(pairs, len(readable))
+            for remark in remarks:
+                print(f"not read: {remark}")
+        return 0
+
+    def submissions(self, folder: Path) -> list[Path]:
+        """Return a class's submissions; a folder with none or one in it is a submission itself."""
+        if not folder.exists():
+            raise WrongInput(f"there is no folder {folder}")
+        return inner if len(inner := submissions(folder)) > 1 else [folder]
+
+    def print_pairs(self, pairs: list[dict], count: int) -> None:
+        pairs_above = f"{plural(len(pairs), 'pair')} with a share of {self.above:g} or more"
+        print(f"{count} submissions; {pairs_above}")
+        rows = [("share", "run", "first", "second", "shared functions")] if pairs else []
+        for pair in pairs[:ROWS]:
+            first, second = map("{} {}".format, pair["between"], pair["places"])
+            functions = ", ".join(pair["functions"][:3])
+            if len(pair["functions"]) > 3:
+                functions += f" and {len(pair['functions']) - 3} more"
+            rows.append((f"{pair['share']:.2f}", str(pair["run"]), first, second, functions))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(map(str.ljust, row, widths)).rstrip())
+        if pairs:
+            print("run: symbols of the longest shared run, which begins at the two places")
+        if len(pairs) > ROWS:
+            print(f"{len(pairs) - ROWS} more: raise --above, or take --json")
+
+
+def lab_name(folders: list[Path]) -> str:
+    if name := next(filter(None, (label(folder)[0] for folder in folders)), ""):
+        return name
+    raise WrongInput("no lab.txt names the lab of these folders; pass the name: --lab NAME")
+
+
+class OfClass(Command):
+    """What grade-all and report have in common."""
+
+    folder: Path
+    results: Path | None
+
+    def earlier(self) -> tuple[list[Path], Path, dict[Path, Result]]:
+        """Return the submissions, the folder of results, and those that it has, newest last."""
+        if not (paths := submissions(self.folder)):
+            raise WrongInput(f"{self.folder} has no submissions: a folder or .zip for each student")
+        whole_path = self.folder.resolve()
+        folder = self.results or whole_path.with_name(f"{whole_path.name}.results")
+        files = {path: file for path in paths if (file := place(folder, path)).is_file()}
+        in_time = sorted(files, key=lambda path: files[path].stat().st_mtime_ns)
+        return paths, folder, {path: done for path in in_time if (done := load(files[path]))}
+
+
+@dataclass
+class GradeAll(OfClass):
+    """Grade every subfolder and .zip of a folder with the same hidden questions. Each result is
+    saved at once: an interrupted run goes on where it was, and changed files are graded
+    again. At the end: the points' distribution, the tasks that most failed, the causes."""
+
+    seconds: float = option(*LIMIT, default=20.0)
+    seed: int | None = option(*HIDDEN)
+    lab: str | None = option(*FIRST_LAB)
+    folder: Path = argument(*CLASS)
+    results: Path | None = option(*RESULTS)
+    csv: Path | None = option(
+        "the table of points (default: points.csv among the results)", Path, "FILE"
+    )
+    students: Path | None = option(
+        "a file with the class, a name per line as in lab.txt: others are not graded", Path, "FILE"
+    )
+    jobs: int = option(
+        "submissions that are graded at once",
+        whole(256, "each is a process that has processes of its own"),
+        default=2,
+    )
+    regrade: bool = flag("grade all again, with the same seed, and show whose points have changed")
+
+    @ended_by_signals()
+    def run(self) -> int:
+        """Grade every submission; print a line for each, and a table at the end."""
+        paths, folder, earlier = self.earlier()
+        newest = list(earlier.values())[-1:]
+        lab = find(self.lab or (newest[0].lab if newest else lab_name([self.folder, *paths])))
+        drawn = newest[0].seed if newest else secrets.randbits(32)
+        seed = drawn if self.seed is None else self.seed
+        patience, students = 60 + 3 * self.seconds * len(lab.tasks), None
+        if self.students is not None:
+            names = read_text(self.students).lower().splitlines()
+            students = frozenset(name.strip() for name in names if name.strip())
+        job = Job(lab, seed, folder, patience, Limits(self.seconds), students)
+        before = {r.name: r.sum for r in earlier.values() if r.points and r.lab == lab.name}
+        if self.regrade:
+            for path, result in earlier.items():  # if this is interrupted, their seed is known
+                save(replace(result, key=""), place(folder, path))
+        if newest and seed != newest[0].seed:
+            print(f"the results are of seed {newest[0].seed}: all are graded again, with {seed}")
+        file = self.csv or folder / "points.csv"
+        done: list[Result] = []
+
+        def show(result: Result) -> None:
+            done.append(result)
+            points = f"{result.sum} points"
+            if before.get(result.name, result.sum) != result.sum:
+                points = f"{before[result.name]} -> {points}"
+            print(f"{len(done)} of {len(paths)}  {result.name}: {result.why or points}", flush=True)
+
+        make_folder(folder)
+        write_text(file, report_page.as_csv(lab, []))  # it shall not fail after hours
+        grade_all(paths, job, self.jobs, show)
+        done.sort(key=lambda result: result.name)
+        write_text(file, report_page.as_csv(lab, done))
+        summary = report_page.summary(lab, done)
+        print(f"\n{summary}\n\n{file}; page: minidist lab report {self.folder}")
+        return 0
+
+
+@dataclass
+class Report(OfClass):
+    """Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts."""
+
+    lab: str | None = option(*FIRST_LAB)
+    folder: Path = argument(*CLASS)
+    results: Path | None = option(*RESULTS)
+    output: Path | None = option("the page (default: report.html among the results)", Path, "FILE")
+
+    def run(self) -> int:
+        _, folder, earlier = self.earlier()
+        results = list(earlier.values())
+        if not results:
+            raise WrongInput(
+                f"{folder} has no results; first: minidist lab grade-all {self.folder}"
+            )
+        lab = find(self.lab or results[-1].lab)
+        results = sorted((r for r in results if r.lab == lab.name), key=lambda result: result.name)
+        write_text(file := self.output or folder / "report.html", report_page.page(lab, results))
+        print(file)
+        return 0
+
+
+ACTIONS: dict[str, tuple[type[Command], str]] = {
+    "list": (List, "list the labs, their tasks and points"),
+    "new": (New, "write a starter"),
+    "export": (Export, "write what a teacher hands out and grades with"),
+    "test": (Test, "test a folder with the public questions"),
+    "grade": (Grade, "grade a folder with hidden questions"),
+    "similar": (Similar, "rank pairs of submissions by the code that they share"),
+    "grade-all": (GradeAll, "grade all submissions in a folder, side by side"),
+    "report": (Report, "make a page of the results of grade-all"),
 }
+
+
+@dataclass
+class Lab(Command):
+    """Labs in which students write parts of minidist. `list` them, make a `new` one, `test` it
+    while you write, `grade` what was handed in."""
+
+    EXAMPLES = (
+        "minidist lab list",
+        "minidist lab new collectives answers",
+        "minidist lab test answers --task 2.3 --watch",
+    )
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_to(parser)
+        actions = parser.add_subparsers(title="actions", metavar="ACTION")
+        for name, (action, help) in ACTIONS.items():
+            action.add_to(actions.add_parser(name, help=help))
+
+    def run(self) -> int:
+        """Print the help: an action is missing."""
+        from minidist.cli import parser_of
+
+        parser_of("lab").print_help()
+        return 2
+
+
+@dataclass
+class Mutants(Command):
+    """Run the repository's property tests against each mutant, a small wrong change of the
+    reference, until one fails; print which, and what it says of the cause. Exit status 1 if
+    a mutant survives. Needs a checkout, with tests."""
+
+    EXAMPLES = (
+        "minidist mutants",
+        "minidist mutants --name place_from_the_rank",
+        "minidist mutants --show place_from_the_rank",
+    )
+    json: bool = flag(JSON)
+    name: list[str] | None = option(
+        "only this one; may be repeated", metavar="NAME", action="append"
+    )
+    show: str | None = option("print this one in words and as a patch", metavar="NAME")
+
+    def run(self) -> int:
+        """Print a row per mutant; return 1 if a mutant survives."""
+        if self.show is not None:
+            mutant = mutants.load(self.show)
+            print(f"{mutant.title}\nseen     {mutant.seen}\nsymptom  {mutant.symptom}\n")
+            print(mutant.diff(), end="")
+            return 0
+        chosen = [mutants.load(name) for name in dict.fromkeys(self.name or mutants.names())]
+        rows = self.judged(chosen)
+        alive = [row["name"] for row in rows if row["killed_by"] is None]
+        verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
+        print(json.dumps(rows, indent=2) if self.json else f"mutants: {len(rows)}, {verdict}")
+        return 1 if alive else 0
+
+    @ended_by_signals()
+    def judged(self, chosen: list[mutants.Mutant]) -> list[dict]:
+        """Return a row per mutant, by name; print each, unless as JSON, when it is done."""
+        rows, width = [], max(len(mutant.name) for mutant in chosen)
+        tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
+        bar = tqdm(
+            total=len(chosen),
+            unit="mutant",
+            disable=None,
+            leave=False,
+            mininterval=0,  # draw each count: two may end at almost one moment
+            miniters=1,
+        )
+        with bar:
+            for row in mutation_testing.judge(chosen):
+                rows.append(row)
+                bar.update()
+                if not self.json:
+                    with bar.external_write_mode(sys.stdout):
+                        print(killer_and_diagnosis(row, width), flush=True)
+        return sorted(rows, key=lambda row: row["name"])
+
+
+def killer_and_diagnosis(row: dict, width: int) -> str:
+    screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+    lines = [
+        wrapped
+        for line in (row["diagnosis"] or "").splitlines()
+        for wrapped in textwrap.wrap(line, screen - 4, subsequent_indent="  ")
+    ]
+    return "\n    ".join([f"{row['name']:<{width}}  {row['killed_by'] or 'SURVIVED'}", *lines])

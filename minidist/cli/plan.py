@@ -8,51 +8,39 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
-from minidist.cli.arguments import (
-    add_flag,
-    add_json,
-    add_option,
-    add_timeout,
-    add_transport,
+from minidist.cli.options import (
+    JSON,
+    TIMEOUT,
+    TRANSPORT,
+    Command,
     at_most,
+    flag,
     number,
+    option,
     short,
     whole,
 )
 from minidist.errors import WrongInput
 
-MOST = whole(1_048_576, "the search looks at every divisor of it")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 UNITS |= {f"{name}i": 1024**i for i, name in enumerate("KMGT", 1)}
 MOST_AMOUNT, NO_MACHINE = 1e24, "no machine has more"
 SHARE = number("a share of --flops", 1, "products do not beat the peak", above=True)
 DIMENSION = whole(1_048_576, "no matrix is larger")
-RATES = {  # of the machine of --model: default, unit, what it is
-    "memory": ("80GB", "B", "bytes that a rank can hold"),
-    "flops": ("312T", "", "operations per second of a rank's products"),
-    "link": ("300GB", "B", "bytes per second that a rank sends inside its node"),
-    "network": ("25GB", "B", "bytes per second that a rank sends to other nodes"),
-    "memory-bandwidth": ("2TB", "B", "bytes per second to a rank's own memory"),
-    "latency": ("0.000005", "", "seconds of a message"),
+RANKS = whole(1_048_576, "the search looks at every divisor of it")
+EACH = "each is simulated"
+USUAL = {"sequence": 2048, "vocab": 50257}  # of a model whose sizes are given
+PROFILED = {  # sizes of what --profile measures: usual and most
+    "layers": (6, 1000),
+    "width": (64, 2048),
+    "sequence": (64, 2048),
+    "vocab": (512, 100_000),
 }
-GIVEN = (
-    ("layers", "width", "heads"),
-    {"sequence": 2048, "vocab": 50257},
-)  # of a model, with defaults
-MOST_PROFILED = 2048  # positions
-LISTED = {  # how it is read, default, what it is
-    "top": (whole(100, "each is simulated"), 3, "best plans to simulate"),
-    "others": (whole(1000, "each is simulated", 0), 10, "other meshes, each by its best plan"),
-}
-SIZES = {  # of a Transformer: default and bound of what --profile measures, bound of a plan's
-    "layers": (6, 1000, 10_000),
-    "width": (64, 2048, 1_048_576),
-    "heads": (None, 0, 1_048_576),
-    "sequence": (64, MOST_PROFILED, 1_048_576),
-    "vocab": (512, 100_000, 1_048_576),
-}
+SIZES = "layers", "width", "heads", "sequence", "vocab"
+RATES = "memory", "flops", "link", "network", "memory_bandwidth", "latency"
 USED = {  # of the options without a default: those that each way uses
     "profile": ("layers", "width", "sequence", "vocab", "bandwidth"),
     "published": ("efficiency",),
@@ -60,72 +48,19 @@ USED = {  # of the options without a default: those that each way uses
 }
 
 
-EXAMPLES = (
-    "minidist plan --model 175b --ranks 1024",
-    "minidist plan --layers 40 --width 5120 --heads 40 --ranks 64 --batch 512 --plot plans.png",
-    "minidist plan --published",
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command and add its arguments."""
-    parser.description = (
-        "Search the plan with the fastest step among all meshes, schedules and options that fit a "
-        "machine with these rates; the others say why they are worse. --published: predicted and "
-        "published seconds of known runs. --profile: measure the layers of a small Transformer on "
-        "ranks of this machine, let PipeDream's planner give them to stages with replicas, run "
-        "the plan, and certify that its weights are, bit for bit, a replay's."
-    )
-    ways = parser.add_mutually_exclusive_group()
-    add_option(ways, "--model", "search a plan for it: 124m to 1008b", metavar="NAME")
-    add_flag(ways, "--published", "published runs, and what is predicted for them")
-    add_flag(ways, "--profile", "profile, plan, run and certify")
-    sizes = parser.add_argument_group("a Transformer of any size", "for a search, or for --profile")
-    for name, (small, _, most) in SIZES.items():
-        reader = whole(most, "a plan for more is of no use")
-        defaults = {"default": GIVEN[1].get(name), "--profile": small}
-        words = ", ".join(f"{way}: {n}" for way, n in defaults.items() if n)
-        add_option(sizes, f"--{name}", f"of the model{f' ({words})' if words else ''}", reader, "N")
-    add_option(sizes, "--batch", "examples of a step (default: one per rank)", MOST)
-    machine = parser.add_argument_group("a machine")
-    add_option(machine, "--ranks", "in all", MOST, default=2)
-    add_option(machine, "--per-node", "ranks of a node", MOST, default=8)
-    for name, (usual, unit, meaning) in RATES.items():
-        add_option(machine, f"--{name}", meaning, amount(unit, usual), default=usual)
-    words = "share of --flops that products come to, or by their smallest dimension: "
-    words += "64:0.2,512:0.6 (default: 0.58, what published runs ask for; see --published)"
-    add_option(machine, "--efficiency", words, shares, "SHARE")
-    shown = parser.add_argument_group("a search")
-    for name, (how, number_of, meaning) in LISTED.items():
-        add_option(shown, f"--{name}", meaning, how, default=number_of)
-    words = "to try (default: all; 1f1b and interleaved on more than 4,096 ranks)"
-    add_option(shown, "--schedules", words, metavar="NAME,NAME")
-    add_option(shown, "--plot", "draw seconds and bytes of the listed plans", metavar="FILE")
-    profile = parser.add_argument_group("--profile")
-    rate = number("a number of bytes per second", MOST_AMOUNT, NO_MACHINE, above=True)
-    words = "per second, for which --profile plans (default: measured)"
-    add_option(profile, "--bandwidth", words, rate, "BYTES")
-    words = "what PipeDream's planner counts, see planning/pipedream.py"
-    add_option(profile, "--cost", words, choices=["paper", "released"], default="paper")
-    add_transport(profile)
-    add_timeout(profile)
-    add_json(parser)
-    parser.set_defaults(run=run)
-
-
 def amount(unit: str, usual: str) -> Callable[[str], float]:
     """Return a reader of numbers such as 80GB, 312T or 64GiB; a few of a unit are a slip."""
     end = usual.lstrip("0123456789.")
 
     def read(text: str) -> float:
-        found = re.fullmatch(rf"(\d+(?:\.\d+)?)([kMGTP]?|[KMGT]i)(?:{unit})?", text, re.ASCII)
-        if found is None:
+        parts = re.fullmatch(rf"(\d+(?:\.\d+)?)([kMGTP]?|[KMGT]i)(?:{unit})?", text, re.ASCII)
+        if parts is None:
             raise argparse.ArgumentTypeError(
                 f"{short(text)} is not an amount; write one as 80G{unit}"
             )
-        if end and not found[2] and float(found[1]) < 1e6:
-            raise argparse.ArgumentTypeError(f"{short(text)} is too small; write {found[1]}{end}")
-        if (result := float(found[1]) * UNITS[found[2]]) > MOST_AMOUNT:
+        if end and not parts[2] and float(parts[1]) < 1e6:
+            raise argparse.ArgumentTypeError(f"{short(text)} is too small; write {parts[1]}{end}")
+        if (result := float(parts[1]) * UNITS[parts[2]]) > MOST_AMOUNT:
             raise argparse.ArgumentTypeError(
                 f"{short(text)} is too large; {at_most(MOST_AMOUNT, NO_MACHINE)}"
             )
@@ -142,114 +77,184 @@ def shares(text: str) -> float | tuple[tuple[int, float], ...]:
     return tuple((DIMENSION(dimension), SHARE(share)) for dimension, _, share in pairs)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Do what was asked for; return 1 if the run of a plan is not certified."""
-    ways = {"published": published, "profile": profiled}
-    way = next((name for name in ways if getattr(given, name)), "model")
-    for name in dict.fromkeys(sum(USED.values(), ())):
-        if getattr(given, name) is not None and name not in USED[way]:
-            raise WrongInput(f"--{way} does not use --{name}; leave it out")
-    return ways.get(way, searched)(given)
+def size(name: str) -> Any:
+    """Return the option of a size of a Transformer."""
+    defaults = {"default": USUAL.get(name), "--profile": PROFILED.get(name, (None,))[0]}
+    words = ", ".join(f"{way}: {n}" for way, n in defaults.items() if n)
+    most = 10_000 if name == "layers" else 1_048_576
+    read = whole(most, "a plan for more is of no use")
+    return option(f"of the model{f' ({words})' if words else ''}", read, "N")
 
 
-def published(given: argparse.Namespace) -> int:
-    """Print published runs: measured and predicted seconds of a step, and MFU."""
-    from minidist.planning.plans.plan import EFFICIENCY
-    from minidist.planning.plans.published import HEAD, deepseek_text, line, rows, summary
-
-    found = rows(given.efficiency or EFFICIENCY)
-    if given.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print("\n".join([HEAD, *map(line, found), summary(found), "", deepseek_text()]))
-    return 0
+def rate(usual: str, unit: str, meaning: str) -> Any:
+    """Return the option of a rate of the machine."""
+    return option(meaning, amount(unit, usual), default=usual)
 
 
-def profiled(given: argparse.Namespace) -> int:
-    """Print what was measured, and the plan; return 1 if the run of the plan is not certified."""
-    from minidist.observe import profile
+@dataclass
+class Plan(Command):
+    """Search the plan with the fastest step among all meshes, schedules and options that fit a
+    machine with these rates; the others say why they are worse. --published: predicted and
+    published seconds of known runs. --profile: measure the layers of a small Transformer on
+    ranks of this machine, let PipeDream's planner give them to stages with replicas, run
+    the plan, and certify that its weights are, bit for bit, a replay's."""
 
-    sizes = {name: getattr(given, name) or usual for name, (usual, *_) in SIZES.items() if usual}
-    for name, n in sizes.items():
-        if n > (most := SIZES[name][1]):
-            raise WrongInput(f"--profile has its arrays in memory; use --{name} {most} or less")
-    if not given.json:
-        print(f"measuring a Transformer on {given.ranks} ranks", flush=True)  # takes a while
-    model, inputs, targets = profile.example(**sizes)
-    found = profile.profile_and_run(
-        model,
-        inputs,
-        targets,
-        given.ranks,
-        given.bandwidth,
-        given.cost,
-        given.transport,
-        given.timeout,
+    EXAMPLES = (
+        "minidist plan --model 175b --ranks 1024",
+        "minidist plan --layers 40 --width 5120 --heads 40 --ranks 64 --batch 512 --plot plans.png",
+        "minidist plan --published",
     )
-    print(json.dumps([found.row()], indent=2) if given.json else profile.text(found))
-    return 0 if found.certificate["ok"] else 1
-
-
-def size_given(given: argparse.Namespace):
-    """Return (the model in words, its size): of a name with what was given in its place; or all."""
-    from minidist.planning import TransformerSize
-    from minidist.planning.plans.published import size_of
-
-    needed, usual = GIVEN
-    own = {name: n for name in SIZES if (n := getattr(given, name)) is not None}
-    if given.model is not None:
-        changed = ", ".join(f"{name} {n}" for name, n in own.items())
-        title = " with ".join(filter(None, [given.model, changed]))
-        return title, replace(size_of(given.model), **own)
-    if missing := [f"--{name}" for name in needed if name not in own]:
-        raise WrongInput(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
-    return "a Transformer", TransformerSize(**(usual | own))
-
-
-def searched(given: argparse.Namespace) -> int:
-    """Print the best plans, some of the others, and why they are worse."""
-    from minidist.observe.style import plan_figure
-    from minidist.observe.timeline import FIGURES, check_path
-    from minidist.planning import Machine, search
-    from minidist.planning.plans import why
-    from minidist.planning.plans.plan import EFFICIENCY
-    from minidist.planning.plans.published import RUNS
-    from minidist.planning.plans.search import tried
-
-    ending = given.plot and check_path(given.plot, "a plot", FIGURES)
-    (name, size), batch = size_given(given), given.batch or given.ranks
-    rates = {name: getattr(given, name) for name in (r.replace("-", "_") for r in RATES)}
-    share = given.efficiency or EFFICIENCY
-    machine = Machine(given.ranks, given.per_node, **rates, efficiency=share)
-    schedules = tried(given.ranks, given.schedules and given.schedules.split(","))
-    title = (
-        f"{name}: {size.parameters / 1e9:.1f} billion parameters, "
-        f"{batch} examples of {size.sequence} tokens, {given.ranks} ranks, "
-        f"{given.per_node} in a node"
+    GROUPS: ClassVar = {
+        "|": "model published profile",
+        "a Transformer of any size: for a search, or for --profile": " ".join([*SIZES, "batch"]),
+        "a machine": " ".join(["ranks per_node", *RATES, "efficiency"]),
+        "a search": "top others schedules plot",
+        "--profile": "bandwidth cost transport timeout",
+        "": "json",
+    }
+    model: str | None = option("search a plan for it: 124m to 1008b", metavar="NAME")
+    published: bool = flag("published runs, and what is predicted for them")
+    profile: bool = flag("profile, plan, run and certify")
+    layers: int | None = size("layers")
+    width: int | None = size("width")
+    heads: int | None = size("heads")
+    sequence: int | None = size("sequence")
+    vocab: int | None = size("vocab")
+    batch: int | None = option("examples of a step (default: one per rank)", RANKS)
+    ranks: int = option("in all", RANKS, default=2)
+    per_node: int = option("ranks of a node", RANKS, default=8)
+    memory: float = rate("80GB", "B", "bytes that a rank can hold")
+    flops: float = rate("312T", "", "operations per second of a rank's products")
+    link: float = rate("300GB", "B", "bytes per second that a rank sends inside its node")
+    network: float = rate("25GB", "B", "bytes per second that a rank sends to other nodes")
+    memory_bandwidth: float = rate("2TB", "B", "bytes per second to a rank's own memory")
+    latency: float = rate("0.000005", "", "seconds of a message")
+    efficiency: float | tuple | None = option(
+        "share of --flops that products come to, or by their smallest dimension: 64:0.2,512:0.6 "
+        "(default: 0.58, what published runs ask for; see --published)",
+        shares,
+        "SHARE",
     )
-    if not given.json:
-        by = " (by smallest dimension)" if isinstance(share, tuple) else ""
-        print(f"{title}\nproducts at {share}{by} of {given.flops / 1e12:g} TFLOP/s\n")
-        print(
-            f"{'step':>10} {'holds':>9} {'MFU':>5}  plan: why it is worse", flush=True
-        )  # the search takes some seconds
-    found = search(size, machine, batch, given.top, schedules=schedules, others=given.others)
-    if given.json:
-        more = ({"fits": e.fits, "held": e.held, "mfu": e.mfu} for e in found)
-        print(json.dumps([asdict(e) | own for e, own in zip(found, more, strict=True)], indent=2))
+    top: int = option("best plans to simulate", whole(100, EACH), default=3)
+    others: int = option("other meshes, each by its best plan", whole(1000, EACH, 0), default=10)
+    schedules: str | None = option(
+        "to try (default: all; 1f1b and interleaved on more than 4,096 ranks)", metavar="NAME,NAME"
+    )
+    plot: str | None = option("draw seconds and bytes of the listed plans", metavar="FILE")
+    bandwidth: float | None = option(
+        "per second, for which --profile plans (default: measured)",
+        number("a number of bytes per second", MOST_AMOUNT, NO_MACHINE, above=True),
+        "BYTES",
+    )
+    cost: str = option(
+        "what PipeDream's planner counts, see planning/pipedream.py",
+        choices=["paper", "released"],
+        default="paper",
+    )
+    transport: str = option(*TRANSPORT)
+    timeout: float | None = option(*TIMEOUT)
+    json: bool = flag(JSON)
+
+    def run(self) -> int:
+        """Search, profile or compare; return 1 if the run of a plan is not certified."""
+        way = "profile" if self.profile else "published" if self.published else "model"
+        for name in dict.fromkeys(sum(USED.values(), ())):
+            if getattr(self, name) is not None and name not in USED[way]:
+                raise WrongInput(f"--{way} does not use --{name}; leave it out")
+        if self.profile:
+            return self.run_profile()
+        return self.run_published() if self.published else self.run_search()
+
+    def run_published(self) -> int:
+        """Print published runs: measured and predicted seconds of a step, and MFU."""
+        from minidist.planning.plans.plan import EFFICIENCY
+        from minidist.planning.plans.published import HEAD, deepseek_text, line, rows, summary
+
+        runs = rows(self.efficiency or EFFICIENCY)
+        if self.json:
+            print(json.dumps(runs, indent=2))
+        else:
+            print("\n".join([HEAD, *map(line, runs), summary(runs), "", deepseek_text()]))
         return 0
-    fit, misfits = [e for e in found if e.fits], [e for e in found if not e.fits]
-    for one in fit:
-        print(f"{why.line(one)}\n{'':28}{why.where(one)}")
-        if one is fit[0] and one.plan.zero not in {run.plan.zero for run in RUNS}:
-            print(f"{'':28}no published run with ZeRO {one.plan.zero}; see --published")
-    if few := misfits[: given.others]:
-        print("\ndoes not fit:", *map(why.line, few), sep="\n")
-    print(
-        f"\n{len(fit)} listed plans fit, {len(misfits)} do not\n{why.LEGEND}\n"
-        f"Schedules tried: {', '.join(schedules)}; --schedules names others\n{why.NOT_TRIED}"
-    )
-    if given.plot:
-        drawn = plan_figure(fit, title)
-        drawn.savefig(given.plot, metadata=FIGURES[ending])
-    return 0
+
+    def run_profile(self) -> int:
+        """Print the profile and the plan; return 1 if the run of the plan is not certified."""
+        from minidist.observe import profile
+
+        sizes = {name: getattr(self, name) or usual for name, (usual, _) in PROFILED.items()}
+        for name, n in sizes.items():
+            if n > (most := PROFILED[name][1]):
+                raise WrongInput(f"--profile has its arrays in memory; use --{name} {most} or less")
+        if not self.json:
+            print(f"measuring a Transformer on {self.ranks} ranks", flush=True)  # takes a while
+        plan = profile.profile_and_run(
+            *profile.example(**sizes),
+            self.ranks,
+            self.bandwidth,
+            self.cost,
+            self.transport,
+            self.timeout,
+        )
+        print(json.dumps([plan.row()], indent=2) if self.json else profile.text(plan))
+        return 0 if plan.certificate["ok"] else 1
+
+    def model_size(self):
+        """Return (the model in words, its size): of a name, but for the sizes given; or all."""
+        from minidist.planning import TransformerSize
+        from minidist.planning.plans.published import size_of
+
+        sizes = {name: n for name in SIZES if (n := getattr(self, name)) is not None}
+        if self.model is not None:
+            changed = ", ".join(f"{name} {n}" for name, n in sizes.items())
+            title = " with ".join(filter(None, [self.model, changed]))
+            return title, replace(size_of(self.model), **sizes)
+        if missing := [f"--{name}" for name in ("layers", "width", "heads") if name not in sizes]:
+            raise WrongInput(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
+        return "a Transformer", TransformerSize(**(USUAL | sizes))
+
+    def run_search(self) -> int:
+        """Print the best plans, some of the others, and why they are worse."""
+        from minidist.observe.style import plan_figure
+        from minidist.observe.timeline import FIGURES, check_path
+        from minidist.planning import Machine, search
+        from minidist.planning.plans import why
+        from minidist.planning.plans.plan import EFFICIENCY
+        from minidist.planning.plans.published import RUNS
+        from minidist.planning.plans.search import tried
+
+        ending = self.plot and check_path(self.plot, "a plot", FIGURES)
+        (name, size), batch = self.model_size(), self.batch or self.ranks
+        share = self.efficiency or EFFICIENCY
+        rates = {name: getattr(self, name) for name in RATES}
+        machine = Machine(self.ranks, self.per_node, **rates, efficiency=share)
+        schedules = tried(self.ranks, self.schedules and self.schedules.split(","))
+        title = (
+            f"{name}: {size.parameters / 1e9:.1f} billion parameters, "
+            f"{batch} examples of {size.sequence} tokens, {self.ranks} ranks, "
+            f"{self.per_node} in a node"
+        )
+        if not self.json:
+            by = " (by smallest dimension)" if isinstance(share, tuple) else ""
+            print(f"{title}\nproducts at {share}{by} of {self.flops / 1e12:g} TFLOP/s\n")
+            head = f"{'step':>10} {'holds':>9} {'MFU':>5}  plan: why it is worse"
+            print(head, flush=True)  # the search takes some seconds
+        plans = search(size, machine, batch, self.top, schedules=schedules, others=self.others)
+        if self.json:
+            rows = [asdict(e) | {"fits": e.fits, "held": e.held, "mfu": e.mfu} for e in plans]
+            print(json.dumps(rows, indent=2))
+            return 0
+        fit, misfits = [e for e in plans if e.fits], [e for e in plans if not e.fits]
+        for estimate in fit:
+            print(f"{why.line(estimate)}\n{'':28}{why.where(estimate)}")
+            zero = estimate.plan.zero
+            if estimate is fit[0] and zero not in {run.plan.zero for run in RUNS}:
+                print(f"{'':28}no published run with ZeRO {zero}; see --published")
+        if few := misfits[: self.others]:
+            print("\ndoes not fit:", *map(why.line, few), sep="\n")
+        print(
+            f"\n{len(fit)} listed plans fit, {len(misfits)} do not\n{why.LEGEND}\n"
+            f"Schedules tried: {', '.join(schedules)}; --schedules names others\n{why.NOT_TRIED}"
+        )
+        if self.plot:
+            plan_figure(fit, title).savefig(self.plot, metadata=FIGURES[ending])
+        return 0

@@ -1,109 +1,464 @@
-"""`minidist train`: train a small model on several ranks, then certify its gradients."""
+"""`minidist train`: train a small model on several ranks, then certify its gradients.
+
+`minidist translate`: use a model that it has saved.
+"""
 
 import argparse
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from itertools import cycle
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from minidist import nn
 from minidist.backend import check_device
-from minidist.checkpoint import Keep, manifest
+from minidist.checkpoint import Keep, Saved, manifest
+from minidist.checkpoint.checks import MOST_STEPS
 from minidist.checkpoint.grow import DESCRIPTION, changes
-from minidist.checkpoint.run_checkpoints import settings_in, steps_done_and_next
-from minidist.cli.arguments import check_several
-from minidist.cli.servers import plan_of, serve, servers_in_words
-from minidist.cli.train_options import add_options, data_of, keep_of, settings_of
-from minidist.comm import nccl
+from minidist.checkpoint.run_checkpoints import description_in, settings_in, steps_done_and_next
+from minidist.cli.options import (
+    DEVICE,
+    RANKS,
+    STEPS,
+    TIMEOUT,
+    TRANSPORT,
+    Command,
+    argument,
+    check_several,
+    flag,
+    option,
+    option_of,
+    reader,
+    whole,
+)
+from minidist.comm import Group
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
-from minidist.data_parallel.parameter_server import ServerPlan
-from minidist.dtypes import float_dtype
+from minidist.data_parallel.parameter_server import Push, ServerPlan
 from minidist.errors import WrongInput, plural
-from minidist.hybrid import check_whole_backward
 from minidist.observe.style import save_loss_curve
 from minidist.observe.timeline import FIGURES, check_path
-from minidist.pipeline_parallel.schedules import programs
+from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.training.elastic import train_elastic
-from minidist.training.kinds import Data, kind_of, model_of
+from minidist.training.kinds import KINDS, MODELS, Data, kind_of, load, model_of
 from minidist.training.loop import train, warm_up_and_decay
-from minidist.training.progress import rows_of
-from minidist.training.servers import workers_among
-from minidist.training.settings import DEFAULTS, Settings
+from minidist.training.servers import (
+    Minibatches,
+    Served,
+    rule,
+    train_with_servers,
+    workers_among,
+)
+from minidist.training.settings import DEFAULTS, OF_MESHES, Settings
 from minidist.training.setup import description, examples_of
+from minidist.training.translation import translate
 from minidist.verify.certificate import certify
 from minidist.verify.compare import BOUND
+from minidist.verify.replays.parameter_server import replay_server
 
-EXAMPLES = (
-    "minidist train",
-    "minidist train --pp 2 --tp 2 --micro-batches 8",
-    "minidist train --data numbers --strategy tensor --checkpoint run --plot loss.png",
-)
+CHOICES: dict[str, list] = {  # of settings
+    "model": [*MODELS],
+    "optimizer": ["adamw", "muon"],
+    "zero": [0, 1, 2, 3],
+    "schedule": [name for name, schedule in SCHEDULES.items() if not schedule.asynchronous],
+    "precision": ["float32", "float16", "bfloat16", "bfloat16-stochastic", "float8"],
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command and add its arguments."""
-    parser.description = (
-        "Train a small character Transformer on real text, a convolutional network on images of "
-        "digits, or a translator of numbers in words, with several worker processes that sum their "
-        "gradients; then show that, on the trained weights, these gradients equal one device's."
+class Preset(NamedTuple):
+    """A strategy by name: settings that lay out a number of ranks; other axes have one rank.
+
+    splits  what the ranks split, in words
+    axis    that the ranks make up; "": see mesh_of
+    """
+
+    splits: str
+    axis: str
+    more: Mapping[str, int | str | None] = {}
+
+
+PRESETS = {  # the names are those in `minidist strategies`, where it has the strategy
+    "naive": Preset("the batch", "dp"),
+    "zero_1": Preset("the batch and the optimizer's state", "dp", {"zero": 1}),
+    "zero_2": Preset("the batch, the optimizer's state and gradients", "dp", {"zero": 2}),
+    "zero_3": Preset("the batch and all that a rank keeps of the model", "dp", {"zero": 3}),
+    "gpipe": Preset(
+        "the layers, all forward passes before all backward", "pp", {"schedule": "gpipe"}
+    ),
+    "1f1b": Preset("the layers, forward and backward in turns", "pp", {"schedule": "1f1b"}),
+    "tensor": Preset("attention heads, matrices and vocabularies", "tp"),
+    "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", ""),
+    "downpour": Preset(
+        "the batch, without waiting for each other, over workers of parameter servers",
+        "dp",
+        {"servers": 1, "staleness": None, "quorum": None},
+    ),
+}
+ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
+
+SERVER_PLAN = {  # options: fields of ServerPlan
+    "staleness": "staleness",
+    "quorum": "quorum",
+    "push_every": "n_push",
+    "fetch_every": "n_fetch",
+    "sparse": "sparse",
+}
+NOT_WITH_SERVERS = {  # options that a ServerPlan does not know: why they have no meaning there
+    "dp": "the workers share every batch; use --ranks",
+    "schedule": "no worker has a pipeline",
+    "micro_batches": "no worker has a pipeline",
+    "elastic": "the weights of a server that dies are gone",
+    "resume": "resume without servers, which read the same checkpoints",
+    "resume_from": "resume without servers, which read the same checkpoints",
+    "every": "a checkpoint is made at the end, when the weights are together again",
+}
+NEED_A_FOLDER = {  # options that need a folder of checkpoints, and for what
+    "resume": "where the checkpoints are",
+    "resume_from": "where the checkpoints are",
+    "every": "where the checkpoints will be",
+    "elastic": "to go on from",
+}
+
+
+def mesh_of(ranks: int) -> dict[str, int]:
+    """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
+    from minidist.planning.tofu import prime_factors  # here: commands start faster
+
+    sizes = {"dp": 1, "pp": 1, "tp": 1}
+    for axis, factor in zip(cycle(sizes), prime_factors(ranks), strict=False):
+        sizes[axis] *= factor
+    return sizes
+
+
+def chosen(name: str, ranks: int, asked: Mapping) -> dict[str, Any]:
+    """Return the settings of a preset for a number of ranks.
+
+    asked  options that were given; ValueError if the preset has another value for one of them
+    """
+    preset = PRESETS[name]
+    mesh = {preset.axis: ranks} if preset.axis else mesh_of(ranks)
+    settings = ALONE | mesh | dict(preset.more)
+    if name == "downpour":
+        settings["servers"] = asked.get("servers", 1)
+    for setting, value in ({"servers": None} | settings).items():
+        if asked.get(setting, value) != value:
+            raise WrongInput(
+                f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
+                f"{asked[setting]}; leave {option_of(setting)} or --strategy out"
+            )
+    return settings
+
+
+def option_of_setting(setting: Field) -> dict[str, Any]:
+    """Return the keywords of argparse for a setting: None is the default of the data."""
+    name, default, help = setting.name, setting.default, setting.metadata["description"]
+    how: dict[str, Any] = {"metavar": setting.metadata["metavar"] or None, "default": None}
+    if isinstance(default, bool):
+        action = argparse.BooleanOptionalAction if default else "store_true"
+        return {"action": action, "default": None, "help": help}
+    if bound := setting.metadata["bound"]:
+        how["type"] = reader(bound)
+    if name in CHOICES:
+        how["choices"] = CHOICES[name]
+        help += f": {', '.join(CHOICES[name])}" if isinstance(default, str) else ""
+    if name != "dp":
+        others = [
+            f"; {kind}: {each.defaults[name]}"
+            for kind, each in KINDS.items()
+            if name in each.defaults
+        ]
+        help += f" (default: {default}{''.join(others)})"
+    return how | {"help": help}
+
+
+@dataclass
+class Train(Command):
+    """Train a small character Transformer on real text, a convolutional network on images of
+    digits, or a translator of numbers in words, with several worker processes that sum their
+    gradients; then show that, on the trained weights, these gradients equal one device's."""
+
+    EXAMPLES = (
+        "minidist train",
+        "minidist train --pp 2 --tp 2 --micro-batches 8",
+        "minidist train --data numbers --strategy tensor --checkpoint run --plot loss.png",
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
+    GROUPS: ClassVar = {
+        "data": "data text direction by batch context shuffle",
+        "model": "model width heads kv_heads depth dropout tied experts reconstruction precision",
+        "updates": "steps lr optimizer seed",
+        "mesh": " ".join(["ranks strategy", *OF_MESHES]),
+        "what is shown": "sample log plot",
+        "saving": "checkpoint every resume resume_from elastic",
+        "parameter servers": "servers staleness quorum push_every fetch_every sparse replay",
+        "machine": "timeout transport device",
+    }
+    data: str = option(
+        "what to learn"
+        + "".join(
+            f"; {name} takes none of {', '.join(map(option_of, kind.refused))}"
+            for name, kind in KINDS.items()
+        ),
+        choices=KINDS,
+        default="text",
+    )
+    ranks: int | None = option(
+        "how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)", RANKS
+    )
+    strategy: str | None = option(
+        "what the ranks split, in place of the options for each axis: "
+        + "; ".join(f"{name}: {preset.splits}" for name, preset in PRESETS.items()),
+        metavar="NAME",
+        choices=PRESETS,
+    )
+    sample: int | None = option(
+        "characters to sample at the end (default: 300), or numbers to show (default: 10)",
+        whole(10_000, "each is a pass of the model", least=0),
+        "N",
+    )
+    log: str | None = option(
+        "write a row per step as CSV: loss, learning rate, seconds, and bytes that rank 0 sent "
+        "(with servers, the first worker); a run that goes on keeps the rows before its step",
+        metavar="FILE",
+    )
+    plot: str | None = option("draw loss and learning rate: .png, .pdf or .svg", metavar="FILE")
+    checkpoint: str | None = option(
+        "save weights, optimizer and step there: the last two checkpoints are kept",
+        metavar="FOLDER",
+    )
+    every: int | None = option(f"save every N updates (default: {Keep.every})", STEPS, "N")
+    resume: bool = flag("go on from the newest checkpoint, on this mesh or another")
+    resume_from: int | None = option(
+        "go on from the checkpoint of this step; newer ones are renamed, not removed",
+        whole(MOST_STEPS, "the number of a step has 63 bits", least=0),
+        "STEP",
+    )
+    elastic: bool = flag(
+        "when a rank dies, go on from the last checkpoint with the ranks that are left"
+    )
+    servers: int | None = option(
+        "ranks, the first ones, that keep the weights for the others", RANKS
+    )
+    staleness: int | None = option(
+        "minibatches that a worker may be ahead of the slowest; 0: synchronous (default: any "
+        "number). With --quorum: updates in a row that a worker may miss",
+        whole(1_000_000, "a run has no more minibatches", least=0),
+        "S",
+    )
+    quorum: int | None = option(
+        "workers that suffice for an update; late gradients stay in their worker's buffer",
+        RANKS,
+        "Q",
+    )
+    push_every: int | None = option("minibatches whose gradients are sent as one", STEPS, "N")
+    fetch_every: int | None = option("minibatches from one pull to the next", STEPS, "N")
+    sparse: bool = flag(
+        "push only rows that are not zero; the servers then use Adagrad, not AdamW",
+    )
+    replay: bool = flag(
+        "then repeat the run on one rank, from the servers' logs, and compare every bit"
+    )
+    timeout: float | None = option(*TIMEOUT)
+    transport: str = option(*TRANSPORT)
+    device: str = option(DEVICE, default="cpu")
+
+    asked: dict[str, Any] = field(default_factory=dict, init=False)  # settings, and of the data
+
+    @classmethod
+    def options(cls) -> dict[str, dict[str, Any]]:
+        """Return its own options, those of the kinds of data, and the settings."""
+        return super().options() | cls.of_data_and_settings()
+
+    @classmethod
+    def of_data_and_settings(cls) -> dict[str, dict[str, Any]]:
+        of_data = {name: dict(how) for kind in KINDS.values() for name, how in kind.options.items()}
+        return of_data | {each.name: option_of_setting(each) for each in fields(Settings)}
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_to(parser)
+        parser.usage = "minidist train [options]"
+
+    @classmethod
+    def made_of(cls, given: argparse.Namespace) -> "Train":
+        """Return the command; `asked` has the options of data and settings that were given."""
+        command = super().made_of(given)
+        values = {name: getattr(given, name) for name in cls.of_data_and_settings()}
+        command.asked = {name: value for name, value in values.items() if value is not None}
+        return command
+
+    @np.errstate(all="ignore")  # the error of a loss or a weight that is not finite follows
+    def run(self) -> int:
+        """Train, show what the model does, certify; return 1 if it is not one device's gradient."""
+        check_device(self.device)
+        settings, plan = self.settings_and_plan(self.ranks_without_options())
+        keep, data = self.keep(), self.read_data(settings)
+        if self.plot is not None:
+            check_path(self.plot, "a plot", FIGURES)
+        first = first_step(keep, description(data, settings), settings)
+        model = model_of(data, settings)
+        state, settings = self.train(settings, data, model, keep, first, plan)
+        model.load_state(state)
+        print(kind_of(data).outcome(model, data, self.sample, settings.seed), end="")
+        return self.certify(model, data, settings, 0 if plan is None else plan.servers)
+
+    def ranks_without_options(self) -> int:
+        """Return the number of ranks if no option says it: 4, or all processes of MPI."""
+        if self.transport != "mpi":
+            return 4
+        processes = mpi.processes()
+        if not (self.ranks or self.asked.get("dp")):
+            check_several(processes)
+        return processes
+
+    def settings_and_plan(self, default: int) -> tuple[Settings, ServerPlan | None]:
+        """Return the settings, by name, by strategy or by default, and the plan of the servers.
+
+        default  ranks, if no number is given
+        """
+        asked = {n: v for n, v in vars(self).items() if v is not None and v is not False}
+        asked |= self.asked
+        preset = {}
+        if self.strategy is not None:
+            preset = chosen(self.strategy, self.ranks or default, asked)
+        plan = server_plan(asked, self.servers or preset.get("servers"))
+        asked |= preset
+        values = {each.name: asked[each.name] for each in fields(Settings) if each.name in asked}
+        dp = data_parallel_ranks(self.ranks, values, default)
+        return Settings(**KINDS[self.data].defaults | values | {"dp": dp}), plan
+
+    def read_data(self, settings: Settings) -> Data:
+        """Return what to learn; ValueError if an option is of other data."""
+        for name, kind in KINDS.items():
+            for asked in kind.options:
+                if name != self.data and asked in self.asked:
+                    raise WrongInput(
+                        f"--{asked} is an option of --data {name}, and --data {self.data} learns "
+                        f"{KINDS[self.data].unit}; leave one of the two out"
+                    )
+        kind, before = KINDS[self.data], {}
+        if self.resumes:
+            saved = Saved.newest(self.checkpoint, self.resume_from)
+            before = (description_in(saved) or {}).get("data", {})
+        return kind.read(settings, before, **{name: self.asked.get(name) for name in kind.options})
+
+    def keep(self) -> Keep | None:
+        """Return where to save and what to go on from; ValueError if a folder is missing."""
+        if self.checkpoint is None:
+            for name, why in NEED_A_FOLDER.items():
+                if getattr(self, name) is not None and getattr(self, name) is not False:
+                    raise WrongInput(f"{option_of(name)} needs --checkpoint FOLDER, {why}")
+            return None
+        if self.elastic and self.transport != "process":
+            why = f", not {self.transport}"
+            if self.transport == "mpi":
+                why = ": MPI ends all ranks when one dies; start the command again with --resume, "
+                why += "and mpiexec with fewer ranks"
+            raise WrongInput(f"--elastic needs --transport process{why}")
+        return Keep(self.checkpoint, self.every or Keep.every, self.resumes, self.resume_from)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self.resume or self.resume_from is not None
+
+    def train(
+        self,
+        settings: Settings,
+        data: Data,
+        model: nn.Module,
+        keep: Keep | None,
+        first: int,
+        plan: ServerPlan | None,
+    ) -> tuple[dict, Settings]:
+        """Train on the ranks; print the data, the ranks and the losses; return weights and mesh."""
+        size = sum(p.size for p in model.parameters() if p.requires_grad)
+        kind, N = kind_of(data), settings.ranks
+        layout = mesh_in_words(settings) if plan is None else servers_in_words(plan)
+        print(
+            f"{kind.description(data)['source']}: {kind.size(data)}; {size:,} parameters\n"
+            f"{plural(N, 'rank')}, {layout} {settings.batch} {kind.unit}",
+            flush=True,
+        )
+        begin, where = time.perf_counter(), {"device": self.device, "timeout": self.timeout}
+        if plan is None and self.elastic and keep is not None:
+            losses, state, settings = train_elastic(data, settings, keep, log=self.log, **where)
+        elif plan is None:
+            where["transport"] = self.transport
+            losses, state = run_on_ranks(train, N, data, settings, keep, self.log, **where)[0]
+        else:
+            where["transport"] = self.transport
+            kept = self.checkpoint, self.log
+            ranks = run_on_ranks(train_with_servers, N, data, settings, plan, *kept, **where)
+            losses, state = ranks[0].losses, ranks[0].state
+        seconds = time.perf_counter() - begin
+        if plan is not None:
+            print_servers(ranks, plan)
+            if self.replay:
+                print_replay(ranks, data, settings, plan, where)
+        mean = sum(losses[-20:]) / len(losses[-20:])
+        print(
+            f"{plural(len(losses) - first, 'step')} in {seconds:.0f} s: "
+            f"loss {losses[0]:.3f} -> {mean:.3f} nats/{kind.target(data)}"
+        )
+        print(kind.remark(data, mean), end="")
+        if self.plot is not None and (self.transport != "mpi" or mpi.is_first()):
+            steps = range(first, len(losses)) if plan is None else ()  # servers have their own rate
+            rates = [settings.lr * warm_up_and_decay(step, settings.steps) for step in steps]
+            title = kind.description(data)["source"]
+            save_loss_curve(self.plot, losses, rates, kind.target(data), title)
+            print(f"loss and learning rate: {self.plot}")
+        return state, settings
+
+    def certify(self, model: nn.Module, data: Data, settings: Settings, servers: int) -> int:
+        """Print the certificate of the trained weights; return 0 if it is good, else 1."""
+        row = certify(model, data, settings, self.transport, self.device, servers)
+        against = "against one device"
+        if self.device != "cpu":
+            against = f"on {self.device} against the host"
+        print(
+            f"certificate: {'ok' if row['ok'] else 'FAILED'}. {plural(settings.ranks, 'rank')} "
+            f"{against}, in float64, {row['case']}:\n"
+            f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
+            f"allowed {BOUND:.0e}"
+        )
+        return 0 if row["ok"] else 1
 
 
-@np.errstate(all="ignore")  # the error of a loss or a weight that is not finite follows
-def run(given: argparse.Namespace) -> int:
-    """Train, show what the model does, certify; return 1 if the gradients are not one device's."""
-    check_device(given.device)
-    plan = plan_of(given)
-    settings = settings_of(given, ranks_without_options(given))
-    check_precision(given, settings)
-    keep = keep_of(given)
-    data = data_of(given, settings)
-    check_before_ranks_start(given, data, settings, plan)
-    first = _first_step(keep, description(data, settings), settings)
-    model = model_of(data, settings)
-    state, settings = _train(given, settings, data, model, keep, first, plan)
-    model.load_state(state)
-    print(kind_of(data).outcome(model, data, given.sample, settings.seed), end="")
-    return _certified(given, model, data, settings, 0 if plan is None else plan.servers)
+def server_plan(asked: Mapping, servers: int | None) -> ServerPlan | None:
+    """Return the plan of the options that were given; None without servers."""
+    options = [name for name in (*SERVER_PLAN, "replay") if name in asked]
+    if servers is None:
+        if options:
+            raise WrongInput(f"{option_of(options[0])} says how servers are used; add --servers 1")
+        return None
+    for name, why in NOT_WITH_SERVERS.items():
+        if name in asked:
+            raise WrongInput(
+                f"--servers and {option_of(name)} do not go together: {why}; leave one of them out"
+            )
+    fields = {SERVER_PLAN[name]: asked[name] for name in SERVER_PLAN if name in asked}
+    return ServerPlan(servers, **{"staleness": None} | fields)
 
 
-def ranks_without_options(given: argparse.Namespace) -> int:
-    """Return the number of ranks if no option says it: 4, or all processes of MPI."""
-    if given.transport != "mpi":
-        return 4
-    processes = mpi.processes()
-    if not (given.ranks or given.dp):
-        check_several(processes)
-    return processes
+def data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
+    """Return dp; where it is not given it follows from the rest. `default`: ranks, if none is."""
+    pp, cp, tp, ep = (asked.get(axis, 1) for axis in ("pp", "cp", "tp", "ep"))
+    dp, rest = asked.get("dp"), pp * cp * tp
+    if dp is None:
+        dp = (ranks or (default if rest * ep == 1 else rest * ep)) // rest
+    if ranks not in (None, dp * rest) or dp < 1:
+        context = f" x --cp {cp}" if cp > 1 else ""
+        raise WrongInput(
+            f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp}{context} x --tp {tp}; leave "
+            "--ranks out"
+        )
+    return dp
 
 
-def check_precision(given: argparse.Namespace, settings: Settings) -> None:
-    """Raise ValueError unless there are such numbers, on this device, and such programs."""
-    order = programs(settings.schedule, settings.pp, settings.micro_batches)
-    check_whole_backward(order, settings.zero)
-    float_dtype(settings.dtype)
-    if settings.dtype == "bfloat16" and given.device != "cpu":
-        raise WrongInput("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
-
-
-def check_before_ranks_start(
-    given: argparse.Namespace, data: Data, settings: Settings, plan: ServerPlan | None
-) -> None:
-    """Raise here, once, what every rank would raise."""
-    examples_of(data, settings)
-    if given.log is not None:
-        rows_of(given.log)
-    if given.plot is not None:
-        check_path(given.plot, "a plot", FIGURES)
-    if plan is not None:
-        workers_among(settings.ranks, settings, plan)
-    if given.transport == "nccl":
-        nccl.check_ranks(settings.ranks, given.device)
-
-
-def _first_step(keep: Keep | None, run: dict, settings: Settings) -> int:
+def first_step(keep: Keep | None, run: dict, settings: Settings) -> int:
     """Return the step that the run begins with; print what it goes on from, once it is read."""
     saved = keep and keep.saved(run, DEFAULTS)
     if not saved:
@@ -111,12 +466,16 @@ def _first_step(keep: Keep | None, run: dict, settings: Settings) -> int:
     grows = changes(saved.about[DESCRIPTION], run)
     _, first = steps_done_and_next(saved, grows)
     saved.check()
-    over = [] if first < settings.steps else [f"no update is left of --steps {settings.steps}"]
-    rate = [] if grows or over else rate_in_words(settings_in(saved, DEFAULTS), settings, first)
+    remarks = [f"goes on after step {saved.step}, from {saved.path}"]
     newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
-    aside = [f"newer ones ({', '.join(newer)}) are renamed to aside-*"] if newer else []
-    begin = f"goes on after step {saved.step}, from {saved.path}"
-    print("; ".join([begin, *aside, *grows, *over, *rate]))
+    if newer:
+        remarks.append(f"newer ones ({', '.join(newer)}) are renamed to aside-*")
+    remarks += grows
+    if first >= settings.steps:
+        remarks.append(f"no update is left of --steps {settings.steps}")
+    elif not grows:
+        remarks += rate_in_words(settings_in(saved, DEFAULTS), settings, first)
+    print("; ".join(remarks))
     return first
 
 
@@ -128,51 +487,6 @@ def rate_in_words(before: dict, settings: Settings, first: int) -> list[str]:
     rate = settings.lr * warm_up_and_decay(first, settings.steps)
     by = f"--steps {settings.steps}, not {before['steps']}"
     return [f"{by}: the learning rate goes on with {rate:.1e}, after {last:.1e}"]
-
-
-def _train(
-    given: argparse.Namespace,
-    settings: Settings,
-    data: Data,
-    model: nn.Module,
-    keep: Keep | None,
-    first: int,
-    plan: ServerPlan | None,
-) -> tuple[dict, Settings]:
-    """Train on the ranks, print what goes in and how far it comes; return weights and mesh."""
-    size = sum(p.size for p in model.parameters() if p.requires_grad)
-    kind, ranks = kind_of(data), settings.ranks
-    who = mesh_in_words(settings) if plan is None else servers_in_words(plan)
-    print(
-        f"{kind.description(data)['source']}: {kind.size(data)}; {size:,} parameters\n"
-        f"{plural(ranks, 'rank')}, {who} {settings.batch} {kind.unit}",
-        flush=True,
-    )
-    begin = time.perf_counter()
-    where = {"device": given.device, "timeout": given.timeout}
-    if given.elastic and keep is not None:
-        losses, state, settings = train_elastic(data, settings, keep, log=given.log, **where)
-    elif plan is not None:
-        where["transport"] = given.transport
-        kept = given.checkpoint, given.log
-        losses, state, seconds = serve(data, settings, plan, kept, given.replay, **where)
-    else:
-        where["transport"] = given.transport
-        losses, state = run_on_ranks(train, ranks, data, settings, keep, given.log, **where)[0]
-    mean = sum(losses[-20:]) / len(losses[-20:])
-    seconds = time.perf_counter() - begin if plan is None else seconds
-    print(
-        f"{plural(len(losses) - first, 'step')} in {seconds:.0f} s: "
-        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{kind.target(data)}"
-    )
-    print(kind.remark(data, mean), end="")
-    if given.plot is not None and (given.transport != "mpi" or mpi.is_first()):
-        done = () if plan is not None else range(first, len(losses))
-        rates = [settings.lr * warm_up_and_decay(step, settings.steps) for step in done]
-        title = kind.description(data)["source"]
-        save_loss_curve(given.plot, losses, rates, kind.target(data), title)
-        print(f"loss and learning rate: {given.plot}")
-    return state, settings
 
 
 def mesh_in_words(settings: Settings) -> str:
@@ -191,18 +505,85 @@ def mesh_in_words(settings: Settings) -> str:
     return ", ".join([*words, "for batches of"])
 
 
-def _certified(
-    given: argparse.Namespace, model: nn.Module, data: Data, settings: Settings, servers: int
-) -> int:
-    """Print the certificate of the trained weights; return 0 if it is good, else 1."""
-    row = certify(model, data, settings, given.transport, given.device, servers)
-    against = (
-        "against one device" if given.device == "cpu" else f"on {given.device} against the host"
-    )
+def servers_in_words(plan: ServerPlan) -> str:
+    servers = f"{plan.servers} of them {'a server' if plan.servers == 1 else 'servers'}"
+    return f"{servers}, the others each with a part of every batch of"
+
+
+def print_servers(ranks: list[Served], plan: ServerPlan) -> None:
+    """Print how stale the gradients were, and how much was sent."""
+    servers, workers = ranks[: plan.servers], ranks[plan.servers :]
+    stale = [updates for rank in servers for updates in rank.staleness]
+    pulled, pushed = (sum(rank.sent for rank in those) / 1e6 for those in (servers, workers))
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {plural(settings.ranks, 'rank')} "
-        f"{against}, in float64, {row['case']}:\n"
-        f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
-        f"allowed {BOUND:.0e}"
+        f"pulled {pulled:.1f} MB, pushed {pushed:.1f} MB; "
+        f"staleness {np.mean(stale):.2f} updates on average, {max(stale)} at most"
     )
-    return 0 if row["ok"] else 1
+
+
+def print_replay(
+    ranks: list[Served], data: Data, settings: Settings, plan: ServerPlan, where: dict
+) -> None:
+    """Repeat the run from the servers' logs; RuntimeError if a bit differs."""
+    logs, model = [rank.log for rank in ranks[: plan.servers]], model_of(data, settings)
+    examples, N = examples_of(data, settings), settings.ranks
+    want = run_on_ranks(replay, N, model, examples, settings, plan, logs, **where)[0]
+    if wrong := [n for n, w in want.items() if not np.array_equal(w, ranks[0].state[n])]:
+        raise RuntimeError(f"the replay of the servers' logs has other bits in {wrong}")
+    print(f"replay of the servers' logs: the same bits in all {len(want)} arrays")
+
+
+def replay(
+    group: Group,
+    model: nn.Module,
+    examples: tuple[np.ndarray, np.ndarray],
+    settings: Settings,
+    plan: ServerPlan,
+    logs: list[list[list[Push]]],
+) -> dict[str, np.ndarray] | None:
+    """Return, on rank 0, the weights after the updates in the servers' logs, from the model's.
+
+    Run it on as many ranks as trained. ValueError if a minibatch is not in each log exactly once.
+    """
+    if group.rank > 0:
+        return None  # it only takes its share of the cores
+    workers = workers_among(group.size, settings, plan)
+    minibatches = Minibatches(*examples, settings, workers)
+    dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
+    optimizer = rule(settings, plan, workers)
+    model = model.to(group.device)
+    return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer)
+
+
+@dataclass
+class Translate(Command):
+    """Translate numbers in words, English to Chinese or back, with the newest checkpoint of
+    `minidist train --data numbers --checkpoint FOLDER`, and say whether each is right."""
+
+    EXAMPLES = (
+        "minidist translate 321 --checkpoint run",
+        'minidist translate 321 "twenty million five" --checkpoint run',
+        "minidist translate 99999999 --checkpoint run --beam 8",
+    )
+    text: list[str] = argument(
+        "a number in words of the language that the model reads, or in digits; without one, the "
+        "lines of standard input",
+        "TEXT",
+        nargs="*",
+    )
+    checkpoint: str = option("where the checkpoints are", metavar="FOLDER", required=True)
+    beam: int = option(
+        "beginnings that are kept while it writes; 1: the most likely word each time",
+        whole(1000, "all beginnings are decoded together, in a second or so"),
+        "K",
+        default=1,
+    )
+
+    def run(self) -> int:
+        """Print a line per text, as soon as it is translated."""
+        model, data = load(self.checkpoint)
+        for text in self.text or (line for line in sys.stdin if line.strip()):
+            translation = translate(model, data, text, self.beam)
+            right = "  (right)" if translation.written == translation.right else ""
+            print(f"{translation}{right}", flush=True)
+        return 0

@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import lcm
 from pathlib import Path
 
-from minidist.cli.arguments import time, times
+from minidist.cli.options import exact_time, exact_times
 from minidist.errors import WrongInput, check_name, check_number
 from minidist.events import Event, EventLog
 from minidist.observe import timeline
@@ -100,7 +100,7 @@ def _read(text: str) -> Programs:
     return made
 
 
-def _number(text: str, reader: Callable = time):
+def _number(text: str, reader: Callable = exact_time):
     """Return the number in a text, by a reader of the command line; None if it is empty."""
     words = "" if text is None else str(text).replace(",", " ")
     try:
@@ -111,7 +111,7 @@ def _number(text: str, reader: Callable = time):
 
 def _durations(asked: dict) -> dict:
     """Return the times that `simulate` takes; the latency has what the bandwidth adds."""
-    given = {name: _number(asked[name], times) for name in TIMES}
+    given = {name: _number(asked[name], exact_times) for name in TIMES}
     given |= {name: _number(asked[name]) for name in ("latency", "overhead")}
     if (rate := _number(asked["bandwidth"])) is not None:
         check_number("a bandwidth is more than 0 transfers per unit", rate, lambda t: t > 0)

@@ -26,22 +26,17 @@ from minidist.training.settings import Settings
 def with_fewer(settings: Settings, ranks: int) -> Settings:
     """Return this run on the largest mesh of at most `ranks` ranks that it fits.
 
-    No axis gets larger, and ep, which is part of dp, does not either. A mesh fits if Settings
-    allows it. Of meshes of one size it is the one with the largest tp; if several have that, with
-    the largest cp, then pp, then dp, then ep: it cuts the model most like before.
+    No axis gets larger, and ep, which is part of dp, does not either. A mesh fits if
+    `Settings.fits`. Of meshes of one size it is the one with the largest tp; if several have that,
+    with the largest cp, then pp, then dp, then ep: it cuts the model most like before.
     """
-    axes = settings.tp, settings.cp, settings.pp, settings.dp
-    found = {}  # {what counts first in a comparison, then what counts second, ...: settings}
-    for tp, cp, pp, dp in product(*(range(1, size + 1) for size in axes)):
-        if tp * cp * pp * dp > ranks:
-            continue
-        for ep in range(1, settings.ep + 1):
-            try:
-                fitting = replace(settings, dp=dp, pp=pp, cp=cp, tp=tp, ep=ep)
-            except ValueError:  # this mesh does not fit
-                continue
-            found[fitting.ranks, tp, cp, pp, dp, ep] = fitting
-    return found[max(found)]
+    meshes = {}  # {what counts first in a comparison, then what counts second, ...: settings}
+    axes = settings.tp, settings.cp, settings.pp, settings.dp, settings.ep
+    for tp, cp, pp, dp, ep in product(*(range(1, size + 1) for size in axes)):
+        smaller = replace(settings, dp=dp, pp=pp, cp=cp, tp=tp, ep=ep)
+        if smaller.ranks <= ranks and smaller.fits:
+            meshes[smaller.ranks, tp, cp, pp, dp, ep] = smaller
+    return meshes[max(meshes)]
 
 
 def go_on(settings: Settings, keep: Keep, ranks: int) -> tuple[Settings, Keep, int]:

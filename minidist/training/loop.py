@@ -19,9 +19,15 @@ from minidist.comm import Group
 from minidist.datasets import Batch, Sampler
 from minidist.errors import WrongInput
 from minidist.training.kinds import Data, model_of
-from minidist.training.progress import Progress
 from minidist.training.settings import Settings
-from minidist.training.setup import begin, examples_of, optimizer_for, trainer_for, warnings_for
+from minidist.training.setup import (
+    Progress,
+    begin,
+    examples_of,
+    optimizer_for,
+    trainer_for,
+    warnings_for,
+)
 
 
 def train(
@@ -34,7 +40,7 @@ def train(
     """Train on every rank; return the loss of each step, in nats per target, and the weights.
 
     keep  where to save, and whether to go on from what is saved there, on this mesh or another
-    log   the file in which rank 0 writes a row per step, see progress.py
+    log   the file in which rank 0 writes a row per step, see setup.py
     """
     inputs, targets = examples_of(data, settings)
     trainer = trainer_for(model_of(data, settings), group, settings)

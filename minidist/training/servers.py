@@ -41,9 +41,8 @@ from minidist.errors import WrongInput
 from minidist.trainer import loss_of
 from minidist.training.kinds import Data, model_of
 from minidist.training.loop import warm_up_and_decay
-from minidist.training.progress import Progress
 from minidist.training.settings import Settings
-from minidist.training.setup import description, examples_of
+from minidist.training.setup import Progress, description, examples_of
 
 TIMES_FOR_ADAGRAD = 10  # its first step is the learning rate, and later ones are smaller
 
@@ -76,7 +75,7 @@ def train_with_servers(
     """Serve or work on this rank, `settings.steps` batches; the first `plan.servers` ranks serve.
 
     folder  where all ranks save a checkpoint at the end, which any mesh can read
-    log     the file in which the first worker writes a row per minibatch, see progress.py
+    log     the file in which the first worker writes a row per minibatch, see setup.py
     """
     if folder is not None:
         checkpoint.Keep(folder).check()  # refused before the first step, not at the end

@@ -101,6 +101,7 @@ class Settings:
     )
 
     def __post_init__(self):
+        """Refuse ranks with nothing to do, which the objects on a mesh would accept."""
         share = -(-self.batch // self.dp)
         if self.on_mesh and self.micro_batches > share:
             raise WrongInput(
@@ -108,45 +109,25 @@ class Settings:
                 f"most {share}, too few for {self.micro_batches} micro-batches; use {share} or "
                 f"fewer, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
             )
-        if self.reconstruction and (self.on_mesh or self.half):
-            raise WrongInput(
-                "two translators with reconstruction are trained by ranks that split the batch "
-                "alone, in float32; use no other axis than dp, no ZeRO, and precision float32, or "
-                "reconstruction=0"
-            )
-        if self.kv_heads and (self.model != "llama" or self.heads % self.kv_heads):
-            raise WrongInput(
-                f"kv_heads={self.kv_heads} is not for model={self.model} with {self.heads} heads; "
-                "use model=llama and a divisor of heads"
-            )
-        if self.kv_heads and self.tp % self.kv_heads and self.kv_heads % self.tp:
-            raise WrongInput(
-                f"cannot split {self.kv_heads} heads of keys and values over {self.tp} ranks; use "
-                f"a multiple or a divisor of {self.kv_heads}"
-            )
-        if self.heads % self.tp:
-            raise WrongInput(
-                f"cannot split {self.heads} heads over {self.tp} ranks; use a multiple of {self.tp}"
-            )
-        if self.context < self.cp:
-            raise WrongInput(
-                f"cannot cut windows of {self.context} characters over cp={self.cp} ranks; use at "
-                f"least {self.cp} characters, or {self.context} ranks at most"
-            )
-        if self.zero > 1 and self.tied:
-            raise WrongInput(
-                f"zero={self.zero} keeps the gradient of one layer at a time, and a tied weight "
-                "belongs to two; use tied=False, or zero=1"
-            )
-        if self.dp % self.ep:
-            raise WrongInput(
-                f"ep={self.ep} does not divide dp={self.dp}; use a dp that is a multiple of it"
-            )
         if self.ep > 1 and self.experts < self.ep:
             raise WrongInput(
                 f"ep={self.ep} ranks cannot share {self.experts} experts; "
                 f"use experts={self.ep} or more"
             )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the mesh can cut the model, as the objects that cut it would say on its ranks.
+
+        Elastic training looks for a smaller mesh where no ranks can be asked.
+        """
+        kv_heads = self.kv_heads or self.heads
+        return (
+            self.heads % self.tp == 0
+            and max(self.tp, kv_heads) % min(self.tp, kv_heads) == 0
+            and self.context >= self.cp
+            and self.dp % self.ep == 0
+        )
 
     @property
     def on_mesh(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minidist.cli import COMMANDS, _parser, main, parser_of
-from minidist.cli.arguments import number, whole
+from minidist.cli.options import number, whole
 from minidist.cli.plan import amount
 
 WORDS = {  # of options and positional arguments that are no numbers
@@ -69,7 +69,7 @@ def test_an_argument_is_a_word_or_a_number_with_a_bound_and_a_reason(action):
         by_name = action.metavar in WORDS or action.dest in ("device", "command", "arguments")
         assert action.choices is not None or by_name, "is this a number? give it a reader"
         return
-    assert action.type not in (int, float), "use whole() or number() of minidist/cli/arguments.py"
+    assert action.type not in (int, float), "use whole() or number() of minidist/cli/options.py"
     for text in "9" * 40, "9" * 400:
         said = refusal(action.type, text)
         assert re.search(r"at most [\d,.e+]+: \w+ \w+", said), f"no bound or no reason: {said}"

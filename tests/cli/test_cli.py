@@ -22,8 +22,7 @@ from minidist.backend import why_no_gpu
 from minidist.bench import steps
 from minidist.bench.table import line
 from minidist.cli import main
-from minidist.cli.servers import replay
-from minidist.cli.train_options import add_options, settings_of
+from minidist.cli.train import Train, replay
 from minidist.observe import measure_pipeline, style, timeline
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
@@ -96,11 +95,9 @@ MISSING = "No such file or directory; use a folder of yours"
         ("--plot run.txt", "a plot is a file *.png, *.pdf, *.svg, not 'run.txt'"),
         ("--plot no/run.png", "cannot write 'no/run.png': there is no folder 'no'"),
         ("--plot /proc/run.png", "cannot write '/proc/run.png': {}"),
-        ("--log /proc/a.csv", "cannot write the log '/proc/a.csv': {}"),
         ("--checkpoint /proc/a/b", "cannot write to the folder /proc/a/b: {}"),
         ("--checkpoint /proc/a --servers 1 --ranks 2", "cannot write to the folder /proc/a: {}"),
         ("--plot run.png", "the figures need matplotlib: pip install 'minidist[lessons]'"),
-        ("--log no/run.csv", "cannot write the log 'no/run.csv': there is no folder 'no'"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_training(
@@ -241,7 +238,7 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
             bias[-1] ^= 1
         return want
 
-    monkeypatch.setattr("minidist.cli.servers.replay", other)
+    monkeypatch.setattr("minidist.cli.train.replay", other)
     arguments = ["train", "--transport", "thread", *TINY, "--servers", "2", "--replay"]
     with pytest.raises(RuntimeError, match=r"other bits in \['head.norm.bias'\]"):
         main(arguments)
@@ -385,7 +382,8 @@ def test_the_help_of_a_command_ends_with_three_examples_which_it_takes(command):
     for words in map(shlex.split, lines):
         words = words[words.index("minidist") :]
         assert words[:2] == ["minidist", command]
-        assert parser.parse_args(words[2:]).run
+        given = parser.parse_args(words[2:])
+        assert given.command_type.made_of(given).run
 
 
 def test_a_schedule_is_named_without_an_option_too(capsys):
@@ -396,16 +394,8 @@ def test_a_schedule_is_named_without_an_option_too(capsys):
 
 def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
     modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    shared = {
-        "__init__",
-        "arguments",
-        "lab_teacher",
-        "parser",
-        "train_options",
-        "presets",
-        "servers",
-    }
-    assert modules == {*cli.COMMANDS, *shared}
+    own = {cli.MODULES.get(command, command) for command in cli.COMMANDS}
+    assert modules == {*own, "__init__", "options"}
     assert main([]) == 2
     printed = capsys.readouterr().out
     for command, words in cli.COMMANDS.items():
@@ -420,12 +410,16 @@ def test_the_help_and_a_simulated_timeline_load_no_numpy():
 
 
 def test_the_defaults_of_train_are_those_of_its_settings():
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    given, settings = parser.parse_args(["--ranks", "1"]), Settings()
-    assert settings_of(given, 4) == settings
-    given = parser.parse_args(["--ranks", "1", "--data", "numbers", "--batch", "7"])
-    assert settings_of(given, 4) == replace(settings, **NUMBERS.defaults | {"batch": 7})
+    parser, settings = argparse.ArgumentParser(), Settings()
+    Train.add_to(parser)
+
+    def settings_of(*options):
+        command = Train.made_of(parser.parse_args(["--ranks", "1", *options]))
+        return command.settings_and_plan(4)[0]
+
+    assert settings_of() == settings
+    changed = replace(settings, **NUMBERS.defaults | {"batch": 7})
+    assert settings_of("--data", "numbers", "--batch", "7") == changed
     helps = {action.dest: action.help for action in parser._actions}
     for name in set(vars(settings)) - {"dp", "tied", "shuffle"}:
         own = f"; numbers: {NUMBERS.defaults[name]}" if name in NUMBERS.defaults else ""
@@ -465,10 +459,8 @@ def test_nccl_takes_no_more_ranks_than_the_device_has_gpus(capsys):
     pytest.importorskip("cupy.cuda.nccl")
     nccl = ["--transport", "nccl", "--device", "gpu:0"]
     assert main(["train", *nccl, "--ranks", "2", *TINY]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and re.fullmatch(
-        "minidist: NCCL has one rank per GPU, .* share 1 GPU: .*\n", err
-    )
+    err = capsys.readouterr().err
+    assert re.fullmatch("minidist: NCCL has one rank per GPU, .* share 1 GPU: .*\n", err)
     assert main(["verify", *nccl, "--strategy", "naive"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last.endswith("on 2 ranks or more are left out: NCCL has one rank per GPU, here 1")
@@ -712,8 +704,8 @@ def test_ctrl_c_is_exit_status_130_wherever_it_comes(tmp_path, run):
     (tmp_path / "program.py").write_text(
         "import atexit, signal, sys\n"
         "from minidist.cli import main, timeline\n"
-        f"def run(given):\n    {run}\n"
-        "timeline.run = run\n"
+        f"def run(self):\n    {run}\n"
+        "timeline.Timeline.run = run\n"
         "sys.exit(main(['timeline']))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}

@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.cli import main
-from minidist.cli.presets import ALONE, PRESETS, chosen, mesh_of
+from minidist.cli.train import ALONE, PRESETS, chosen, mesh_of
 from minidist.verify.strategies import STRATEGIES
 
 
@@ -55,4 +55,4 @@ def test_the_help_says_what_each_preset_splits(capsys):
         main(["train", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     for name, preset in PRESETS.items():
-        assert f"{name}: {preset.words}" in words
+        assert f"{name}: {preset.splits}" in words

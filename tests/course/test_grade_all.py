@@ -259,9 +259,9 @@ def test_the_table_counts_points_failed_tasks_and_causes():
 
 
 COMMAND = """import sys
-from minidist.cli import lab_teacher, main
+from minidist.cli import lab, main
 from tests.course.tiny import TINY
-lab_teacher.find = lambda name: TINY
+lab.find = lambda name: TINY
 sys.exit(main(["lab", *sys.argv[1:]]))"""
 
 
@@ -312,7 +312,7 @@ def test_another_seed_and_regrade_grade_again_show_changes_and_make_a_page(
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minidist.cli.lab_teacher.find", lambda name: TINY)
+    monkeypatch.setattr("minidist.cli.lab.find", lambda name: TINY)
     hand_in(tmp_path / "all" / "a", {OTHER: RIGHT[OTHER]})
     (tmp_path / "all" / "a" / "lab.txt").write_text("tiny")
     file, seeds = tmp_path / "here" / "a.json", []
@@ -323,7 +323,7 @@ def test_another_seed_and_regrade_grade_again_show_changes_and_make_a_page(
     for words in (["--seed", "1"], [], ["--seed", "2"], ["--regrade"]):
         if "--regrade" in words:
             with monkeypatch.context() as patch:
-                patch.setattr("minidist.cli.lab_teacher.grade_all", interrupted)
+                patch.setattr("minidist.cli.lab.grade_all", interrupted)
                 assert main(["lab", "grade-all", *where, *words]) == 130
             words = ["--jobs", "1"]  # this run goes on with the same seed, and does regrade
         assert main(["lab", "grade-all", *where, *words]) == 0

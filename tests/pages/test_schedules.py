@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.cli.arguments import time as read_time
+from minidist.cli.options import exact_time as read_time
 from minidist.pages import answers
 from minidist.pages.schedules import FIRST, USUAL, answer, as_text
 from minidist.pipeline_parallel import SCHEDULES, programs, read, validate

@@ -13,9 +13,9 @@ from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.datasets import Text
 from minidist.errors import RankFailed
 from minidist.training.loop import train, warm_up_and_decay
-from minidist.training.progress import HEAD, Progress, rows_of
 from minidist.training.servers import train_with_servers
 from minidist.training.settings import Settings
+from minidist.training.setup import HEAD, Progress, rows_of
 
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 SMALL = Settings(steps=6, batch=6, context=8, width=12, dropout=0.2, micro_batches=2)

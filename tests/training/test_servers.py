@@ -7,7 +7,7 @@ import pytest
 
 from minidist import nn, optim
 from minidist.checkpoint import Saved
-from minidist.cli.servers import replay
+from minidist.cli.train import replay
 from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.datasets import Text
 from minidist.datasets.pairs import padded, teacher_forcing

@@ -13,14 +13,13 @@ import pytest
 from minidist import nn
 from minidist.checkpoint import Keep, manifest
 from minidist.cli import main
-from minidist.cli.presets import PRESETS, chosen
+from minidist.cli.train import PRESETS, chosen
 from minidist.datasets import Text, numbers
 from minidist.datasets.pairs import DIRECTIONS, LANGUAGES, in_chinese, in_english
 from minidist.nn import generate as decoding
 from minidist.nn.embedding import END, PAD
 from minidist.training import translation as translating
-from minidist.training.kinds import NUMBERS, model_of
-from minidist.training.kinds.numbers import load, numbers_of, outcome
+from minidist.training.kinds import NUMBERS, load, model_of, numbers_of
 from minidist.training.loop import train
 from minidist.training.settings import Settings
 from minidist.training.setup import description
@@ -132,7 +131,7 @@ def test_the_model_drops_out_at_the_rate_of_the_settings(data):
 def test_ten_translations_are_shown_or_as_many_as_are_asked_for():
     data = numbers(examples=60, held_out=12)
     for asked, shown in (None, 10), (0, 0), (3, 3), (99, 12):
-        first, *lines = outcome(model_of(data, SMALL), data, asked).splitlines()
+        first, *lines = NUMBERS.outcome(model_of(data, SMALL), data, asked).splitlines()
         assert first == "exactly right: 0 of 12 held-out numbers (0.00%), en-zh"
         assert len(lines) == shown, asked
 
@@ -154,7 +153,7 @@ def test_two_translators_go_on_as_if_they_had_never_been_interrupted(cluster, da
         assert_same_bits(weights, state)
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if not preset.servers])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "downpour"])
 def test_every_mesh_translates_what_one_rank_translates(cluster, data, name):
     """The losses of a run are those of one rank, to rounding in float32."""
     settings = replace(SMALL, steps=4, batch=16, depth=2, heads=4)
