@@ -199,7 +199,7 @@ def graded(
 class Test(Command):
     """Ask the public questions; exit status 1 if an answer is wrong."""
 
-    task: str | None = option("only this one, as 4.2")
+    task: str | None = option("only this one, as 4.2", metavar="TASK")
     watch: bool = flag("test again whenever a file of the lab is saved, until Ctrl-C")
     folder: Path = argument(*HANDED_IN)
     lab: str | None = option(*ITS_LAB)

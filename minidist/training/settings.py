@@ -43,7 +43,7 @@ ZERO = Bound(3, "ZeRO has three stages", least=0)
 class Settings:
     """What to train and how; the product of dp, pp, cp and tp is the number of ranks.
 
-    Not every kind of data takes every setting, and some have defaults of their own (kinds/).
+    Not every kind of data takes every setting, and some have defaults of their own (kinds.py).
     """
 
     steps: int = setting(400, "updates of the weights", STEPS)
