@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import pairwise
 
 from minidist import __version__
-from minidist.cli.options import Command, Parser
+from minidist.cli.parser import Parser
 from minidist.errors import CommTimeout, RankFailed, WrongInput, is_wrong_input
 
 COMMANDS = {  # what each does; `plan` is the class Plan of plan.py
@@ -183,7 +183,7 @@ def parser_of(name: str) -> Parser:
     return parser
 
 
-def _checked(command: Command) -> Command:
+def _checked(command):
     """Return the command, with its transport; refuse several copies of it that do not cooperate."""
     starts = getattr(command, "profile", True)  # `plan` starts ranks with --profile alone
     if starts and getattr(command, "transport", "") is None:

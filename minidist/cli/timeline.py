@@ -184,18 +184,16 @@ class Timeline(Command):
         if self.measured and timed:
             option = option_of(timed[0])
             raise WrongInput(f"--measured takes all times from the run; leave {option} out")
+        for name, usual, why in (
+            ("device", "cpu", "a simulation needs no device"),
+            ("dp", 1, "a simulation has one copy of a pipeline"),
+        ):
+            if getattr(self, name) != usual and not self.measured:
+                raise WrongInput(f"{why}; add --measured, or leave --{name} out")
         if self.device != "cpu":
             from minidist.backend import check_device  # needs NumPy
 
-            if not self.measured:
-                raise WrongInput(
-                    "a simulation needs no device; add --measured, or leave --device out"
-                )
             check_device(self.device)
-        if self.dp > 1 and not self.measured:
-            raise WrongInput(
-                "a simulation has one copy of a pipeline; add --measured, or leave --dp out"
-            )
         if self.out is not None:
             timeline.check_path(self.out)
         if order.ranks > MOST_ROWS:
