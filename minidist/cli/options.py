@@ -1,8 +1,8 @@
 """Options of commands: the fields of a dataclass. Each number has a bound, with its reason.
 
-    class Explore(Command):
-        '''Serve pages to a browser on this machine.'''              # the command's description
-        port: int = option("0: any that is free", PORT, default=0)   # --port PORT
+class Explore(Command):
+    '''Serve pages to a browser on this machine.'''              # the command's description
+    port: int = option("0: any that is free", PORT, default=0)   # --port PORT
 """
 
 import argparse
