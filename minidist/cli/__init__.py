@@ -16,7 +16,7 @@ from minidist import __version__
 from minidist.cli.parser import Parser
 from minidist.errors import CommTimeout, RankFailed, WrongInput, is_wrong_input
 
-COMMANDS = {  # what each does; `plan` is the class Plan of plan.py
+COMMANDS = {  # what each does; `plan` is the class PlanCommand of plan.py
     "train": "train a small model on several ranks, then certify its gradients",
     "translate": "translate numbers in words with a model that train has saved",
     "verify": "compare every strategy's gradients and bytes with one device and with formulas",
@@ -176,7 +176,7 @@ def _parser() -> Parser:
 def parser_of(name: str) -> Parser:
     """Return the parser of a command's own arguments."""
     module = import_module(f"{__name__}.{MODULES.get(name, name)}")
-    command = getattr(module, name.capitalize())
+    command = getattr(module, f"{name.capitalize()}Command")
     parser = Parser(prog=f"minidist {name}", examples=command.EXAMPLES)
     command.add_to(parser)
     _add_debug(parser)

@@ -30,7 +30,7 @@ def size(name: str):
 
 
 @dataclass
-class Bench(Command):
+class BenchCommand(Command):
     __doc__ = (
         f"{' '.join(map('{}: {}'.format, SUITES, FIRST_LINES))} Contestants take turns. Peers are "
         "development-time extras (pip install 'minidist[bench]'); where one is missing or fails, "

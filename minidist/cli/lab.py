@@ -110,7 +110,7 @@ HIDDEN = "of the hidden questions, or a file that has it (default: random)", rea
 
 
 @dataclass
-class List(Command):
+class ListCommand(Command):
     """List the labs and their tasks."""
 
     def run(self) -> int:
@@ -125,7 +125,7 @@ class List(Command):
 
 
 @dataclass
-class New(Command):
+class NewCommand(Command):
     """Write what a student begins with into a new folder."""
 
     lab: str = argument(*NAME)
@@ -147,7 +147,7 @@ class New(Command):
 
 
 @dataclass
-class Export(Command):
+class ExportCommand(Command):
     """Write into a new folder: release/ for students, instructor/ with the solution, and for
     grading plain/, autograder.zip for Gradescope, classroom/ for repositories on GitHub."""
 
@@ -196,7 +196,7 @@ def graded(
 
 
 @dataclass
-class Test(Command):
+class TestCommand(Command):
     """Ask the public questions; exit status 1 if an answer is wrong."""
 
     task: str | None = option("only this one, as 4.2", metavar="TASK")
@@ -226,7 +226,7 @@ class Test(Command):
 
 
 @dataclass
-class Grade(Command):
+class GradeCommand(Command):
     """Ask the same questions with hidden numbers, and give points. The exit status is 0
     whatever the points, and 2 if there was nothing to grade."""
 
@@ -270,7 +270,7 @@ class Grade(Command):
 
 
 @dataclass
-class Similar(Command):
+class SimilarCommand(Command):
     """Compare all submissions with each other and with the package, whatever their names and
     the order of their functions. Read a pair before you judge: a share is no proof."""
 
@@ -370,7 +370,7 @@ class OfClass(Command):
 
 
 @dataclass
-class GradeAll(OfClass):
+class GradeAllCommand(OfClass):
     """Grade every subfolder and .zip of a folder with the same hidden questions. Each result is
     saved at once: an interrupted run goes on where it was, and changed files are graded
     again. At the end: the points' distribution, the tasks that most failed, the causes."""
@@ -433,7 +433,7 @@ class GradeAll(OfClass):
 
 
 @dataclass
-class Report(OfClass):
+class ReportCommand(OfClass):
     """Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts."""
 
     lab: str | None = option(*FIRST_LAB)
@@ -456,19 +456,19 @@ class Report(OfClass):
 
 
 ACTIONS: dict[str, tuple[type[Command], str]] = {
-    "list": (List, "list the labs, their tasks and points"),
-    "new": (New, "write a starter"),
-    "export": (Export, "write what a teacher hands out and grades with"),
-    "test": (Test, "test a folder with the public questions"),
-    "grade": (Grade, "grade a folder with hidden questions"),
-    "similar": (Similar, "rank pairs of submissions by the code that they share"),
-    "grade-all": (GradeAll, "grade all submissions in a folder, side by side"),
-    "report": (Report, "make a page of the results of grade-all"),
+    "list": (ListCommand, "list the labs, their tasks and points"),
+    "new": (NewCommand, "write a starter"),
+    "export": (ExportCommand, "write what a teacher hands out and grades with"),
+    "test": (TestCommand, "test a folder with the public questions"),
+    "grade": (GradeCommand, "grade a folder with hidden questions"),
+    "similar": (SimilarCommand, "rank pairs of submissions by the code that they share"),
+    "grade-all": (GradeAllCommand, "grade all submissions in a folder, side by side"),
+    "report": (ReportCommand, "make a page of the results of grade-all"),
 }
 
 
 @dataclass
-class Lab(Command):
+class LabCommand(Command):
     """Labs in which students write parts of minidist. `list` them, make a `new` one, `test` it
     while you write, `grade` what was handed in."""
 
@@ -494,7 +494,7 @@ class Lab(Command):
 
 
 @dataclass
-class Mutants(Command):
+class MutantsCommand(Command):
     """Run the repository's property tests against each mutant, a small wrong change of the
     reference, until one fails; print which, and what it says of the cause. Exit status 1 if
     a mutant survives. Needs a checkout, with tests."""

@@ -1,6 +1,6 @@
 """Options of commands: the fields of a dataclass. Each number has a bound, with its reason.
 
-class Explore(Command):
+class ExploreCommand(Command):
     '''Serve pages to a browser on this machine.'''              # the command's description
     port: int = option("0: any that is free", PORT, default=0)   # --port PORT
 """

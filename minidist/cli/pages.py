@@ -15,7 +15,7 @@ BUILD = Path(__file__).parents[2] / "lessons" / "site" / "build.py"
 
 
 @dataclass
-class Explore(Command):
+class ExploreCommand(Command):
     """Serve pages to a browser on this machine: write a schedule, see it judged, run it on real
     ranks. Open the address that is printed. Ctrl-C ends it, and all that it has started."""
 
@@ -43,7 +43,7 @@ class Explore(Command):
 
 
 @dataclass
-class Site(Command):
+class SiteCommand(Command):
     """Run every lesson and make a site of them, in a checkout of the project."""
 
     EXAMPLES = (

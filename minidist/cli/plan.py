@@ -92,7 +92,7 @@ def rate(usual: str, unit: str, meaning: str) -> Any:
 
 
 @dataclass
-class Plan(Command):
+class PlanCommand(Command):
     """Search the plan with the fastest step among all meshes, schedules and options that fit a
     machine with these rates; the others say why they are worse. --published: predicted and
     published seconds of known runs. --profile: measure the layers of a small Transformer on

@@ -67,7 +67,7 @@ class Order(NamedTuple):
 
 
 @dataclass
-class Timeline(Command):
+class TimelineCommand(Command):
     """Draw a schedule as the papers do, a row per rank and a cell per action, with its
     makespan, bubbles and stash. Durations are of one full stage: 1, 0.5, 1/3, or one per
     rank or virtual stage: 1,2,1,1."""

@@ -175,7 +175,7 @@ def option_of_setting(setting: Field) -> dict[str, Any]:
 
 
 @dataclass
-class Train(Command):
+class TrainCommand(Command):
     """Train a small character Transformer on real text, a convolutional network on images of
     digits, or a translator of numbers in words, with several worker processes that sum their
     gradients; then show that, on the trained weights, these gradients equal one device's."""
@@ -282,7 +282,7 @@ class Train(Command):
         parser.usage = "minidist train [options]"
 
     @classmethod
-    def made_of(cls, given: argparse.Namespace) -> "Train":
+    def made_of(cls, given: argparse.Namespace) -> "TrainCommand":
         """Return the command; `asked` has the options of data and settings that were given."""
         command = super().made_of(given)
         values = {name: getattr(given, name) for name in cls.of_data_and_settings()}
@@ -556,7 +556,7 @@ def replay(
 
 
 @dataclass
-class Translate(Command):
+class TranslateCommand(Command):
     """Translate numbers in words, English to Chinese or back, with the newest checkpoint of
     `minidist train --data numbers --checkpoint FOLDER`, and say whether each is right."""
 

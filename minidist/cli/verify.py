@@ -16,7 +16,7 @@ from minidist.verify.strategies import STRATEGIES, Strategy
 
 
 @dataclass
-class Verify(Command):
+class VerifyCommand(Command):
     """Run strategies on real ranks in float64 and compare every parameter's gradient with one
     device's, and the bytes moved with their closed form. Exit status 1 if any differs."""
 
@@ -117,7 +117,7 @@ def summary(rows: list[dict]) -> str:
 
 
 @dataclass
-class Strategies(Command):
+class StrategiesCommand(Command):
     """List the strategies, in the order of the lessons."""
 
     EXAMPLES = (

@@ -22,7 +22,7 @@ from minidist.backend import why_no_gpu
 from minidist.bench import steps
 from minidist.bench.table import line
 from minidist.cli import main
-from minidist.cli.train import Train, replay
+from minidist.cli.train import TrainCommand, replay
 from minidist.observe import measure_pipeline, style, timeline
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
@@ -411,10 +411,10 @@ def test_the_help_and_a_simulated_timeline_load_no_numpy():
 
 def test_the_defaults_of_train_are_those_of_its_settings():
     parser, settings = argparse.ArgumentParser(), Settings()
-    Train.add_to(parser)
+    TrainCommand.add_to(parser)
 
     def settings_of(*options):
-        command = Train.made_of(parser.parse_args(["--ranks", "1", *options]))
+        command = TrainCommand.made_of(parser.parse_args(["--ranks", "1", *options]))
         return command.settings_and_plan(4)[0]
 
     assert settings_of() == settings
@@ -705,7 +705,7 @@ def test_ctrl_c_is_exit_status_130_wherever_it_comes(tmp_path, run):
         "import atexit, signal, sys\n"
         "from minidist.cli import main, timeline\n"
         f"def run(self):\n    {run}\n"
-        "timeline.Timeline.run = run\n"
+        "timeline.TimelineCommand.run = run\n"
         "sys.exit(main(['timeline']))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
