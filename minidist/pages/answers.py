@@ -27,8 +27,8 @@ def answer(question: dict) -> dict:
     try:
         if not isinstance(question, dict):
             raise WrongInput(f"a question is an object with a page, not {question!r}")
-        own = {key: value for key, value in question.items() if key != "page"}
-        return page(question.get("page", "")).answer(**own)
+        arguments = {key: value for key, value in question.items() if key != "page"}
+        return page(question.get("page", "")).answer(**arguments)
     except (ValueError, TypeError) as error:  # TypeError: an argument that there is not
         return {"error": str(error)}
 

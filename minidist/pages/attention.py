@@ -75,7 +75,7 @@ def answer(cut: str, ranks: int, pieces: int, length: int, bytes: int) -> dict:
     sizes, work = [owner.count(r) * (T // pieces) for r in range(N)], work_of(owner, N, blocks)
     sent = [[2 * bytes * sizes[(r - i) % N] for r in range(N)] for i in range(N - 1)]
     names = dict.fromkeys([*CUTS, TURNS, cut])
-    found = {
+    result = {
         "owner": owner,
         "hop": [[(owner[q] - owner[k]) % N for k in range(pieces)] for q in range(pieces)],
         "blocks": blocks,
@@ -85,7 +85,7 @@ def answer(cut: str, ranks: int, pieces: int, length: int, bytes: int) -> dict:
         "ulysses": ulysses_bytes(sizes, bytes),
         "cuts": [judged(name, work_of(owners(name, N, pieces), N, blocks)) for name in names],
     }
-    return {**found, "words": as_text(found)}
+    return {**result, "words": as_text(result)}
 
 
 def as_text(answer: dict) -> str:

@@ -89,8 +89,8 @@ def unpack_pyodide(folder: Path, cache: Path) -> None:
                     f"install npm, or put the file into {cache}"
                 ) from None
             (Path(place) / PYODIDE).replace(kept)
-    if (found := hashlib.sha256(kept.read_bytes()).hexdigest()) != DIGEST:
-        raise WrongInput(f"{kept} has the digest {found}, not {DIGEST}; remove it")
+    if (digest := hashlib.sha256(kept.read_bytes()).hexdigest()) != DIGEST:
+        raise WrongInput(f"{kept} has the digest {digest}, not {DIGEST}; remove it")
     folder.mkdir(parents=True)
     with tarfile.open(kept) as archive:
         for name in FILES:

@@ -38,9 +38,9 @@ Fields = dict[str, Any]  # names of the form, and their values: ints and text
 
 
 def fields_of(value: TransformerSize | Plan, names: dict[str, str]) -> Fields:
-    own = {name: getattr(value, attribute) for name, attribute in names.items()}
-    own = {n: 0 if v is None else v for n, v in own.items()}
-    return {n: v if not isinstance(v, bool) else "yes" if v else "no" for n, v in own.items()}
+    fields = {name: getattr(value, attribute) for name, attribute in names.items()}
+    fields = {n: 0 if v is None else v for n, v in fields.items()}
+    return {n: v if not isinstance(v, bool) else "yes" if v else "no" for n, v in fields.items()}
 
 
 def rates_of(rates: dict[str, float]) -> Fields:
@@ -64,18 +64,20 @@ def choices() -> dict[str, Any]:
     return {"runs": runs, "models": models, "machines": machines, "schedules": schedules}
 
 
-def answer(ask: str = "estimate", **given: int | str) -> Fields:
+def answer(ask: str = "estimate", **question: int | str) -> Fields:
     """Return an estimate; to "search" the best plans; to "first" also what can be chosen."""
-    if unknown := given.keys() - FIRST.keys():
+    if unknown := question.keys() - FIRST.keys():
         raise WrongInput(f"the calculator has no {', '.join(sorted(unknown))}")
-    fields = FIRST | given
+    fields = FIRST | question
     size, plan, machine, batch = read(fields)
     if ask == "search":
-        found = [row(e) for e in search(size, machine, batch, wanted=5, others=5)]
-        return {"plans": [e for e in found if e["fits"]] + [e for e in found if not e["fits"]][:5]}
+        plans = [row(e) for e in search(size, machine, batch, wanted=5, others=5)]
+        return {"plans": [e for e in plans if e["fits"]] + [e for e in plans if not e["fits"]][:5]}
     result = estimate(size, plan, machine, batch) | {"published": None}
     for kind in ("models", "machines", "runs"):
-        same = (name for name, own in choices()[kind].items() if own.items() <= fields.items())
+        same = (
+            name for name, choice in choices()[kind].items() if choice.items() <= fields.items()
+        )
         result[kind] = next(same, "")
     if run := next((run for run in RUNS if run.name == result["runs"]), None):
         words = {"seconds": seconds_of(run.seconds), "mfu": f"{run.mfu:.1%}"}
@@ -94,12 +96,12 @@ def row(e: Estimate) -> Fields:
 def read(fields: Fields) -> tuple[TransformerSize, Plan, Machine, int]:
     """Return what a form says. ValueError: the package's own sentence."""
     words = {"yes": True, "no": False}
-    own: Fields = {name: words.get(value, value) for name, value in fields.items()}
-    size = TransformerSize(**{attribute: own[name] for name, attribute in SIZE.items()})
-    own["shards"] = own["shards"] or None
-    plan = Plan(**{attribute: own[name] for name, attribute in PLAN.items()})
-    rates: Fields = {name: number(own[name], power) for name, power in RATES.items()}
-    return size, plan, Machine(plan.ranks, own["per_node"], **rates), own["batch"]
+    values: Fields = {name: words.get(value, value) for name, value in fields.items()}
+    size = TransformerSize(**{attribute: values[name] for name, attribute in SIZE.items()})
+    values["shards"] = values["shards"] or None
+    plan = Plan(**{attribute: values[name] for name, attribute in PLAN.items()})
+    rates: Fields = {name: number(values[name], power) for name, power in RATES.items()}
+    return size, plan, Machine(plan.ranks, values["per_node"], **rates), values["batch"]
 
 
 def number(text: str, power: int) -> float | str:  # text that is no number: Machine names it
@@ -117,12 +119,12 @@ def estimate(size: TransformerSize, plan: Plan, machine: Machine, batch: int) ->
     here |= {"hidden": size.hidden, "key_heads": size.key_heads, "sharing": plan.sharing}
     here |= {"ranks": plan.ranks, "peak": machine.flops, "flops": size.flops(batch)}
     here |= {"taken": e.seconds, "room": bytes_of(e.room), "head": seconds_of(block.head.total)}
-    found: Fields = {"fits": e.fits, "room": e.room, "room_text": here["room"]}
+    groups: Fields = {"fits": e.fits, "room": e.room, "room_text": here["room"]}
 
     def add(group: str, name: str, value: float, text: str, **more) -> None:
         said = {"words": WORDS.get(name, name)} | SAID[group][name]
         said |= {"name": name, "value": value, "text": text}
-        found.setdefault(group, []).append(said | {"here": said["here"].format(**here, **more)})
+        groups.setdefault(group, []).append(said | {"here": said["here"].format(**here, **more)})
 
     add("totals", "seconds", e.seconds, seconds_of(e.seconds))
     add("totals", "mfu", e.mfu, f"{e.mfu:.1%}")
@@ -138,7 +140,7 @@ def estimate(size: TransformerSize, plan: Plan, machine: Machine, batch: int) ->
         used, rate = seconds_of(e.communication[axis]), bytes_of(rate_of(axis, plan, machine))
         if n:
             add("sent", axis, n, bytes_of(n), operations=operations, used=used, rate=rate)
-    return found
+    return groups
 
 
 def fullest_rank(size: TransformerSize, plan: Plan, batch: int) -> Fields:
@@ -151,6 +153,6 @@ def fullest_rank(size: TransformerSize, plan: Plan, batch: int) -> Fields:
     return {"rank": rank, "waiting": waiting, "kept": bytes_of(kept.block)}
 
 
-def as_text(found: Fields) -> str:
+def as_text(groups: Fields) -> str:
     form = "{words}: {text} = {equation}. Here: {here}. {function}; {test}"
-    return "\n".join(form.format(**each) for group in SAID for each in found.get(group, []))
+    return "\n".join(form.format(**each) for group in SAID for each in groups.get(group, []))

@@ -37,17 +37,18 @@ class Recorder:
         self.rank, self.size = members.index(me), len(members)
 
     def send(self, array, to: int) -> None:
-        own = self.world[self.me]
-        start, own.clock = (array.ctypes.data - own.x.ctypes.data) // own.x.itemsize, own.clock + 1
-        self.world[self.members[to]].mail[self.me].put((start, array.copy(), own.clock))
+        mine = self.world[self.me]
+        mine.clock += 1
+        start = (array.ctypes.data - mine.x.ctypes.data) // mine.x.itemsize
+        self.world[self.members[to]].mail[self.me].put((start, array.copy(), mine.clock))
 
     def recv(self, source: int):
-        own = self.world[self.me]
-        own.states[own.taken] = own.x.copy()
-        start, array, sent = own.mail[self.members[source]].get(timeout=60)
-        own.taken = max(own.taken + 1, sent)
-        own.clock = max(own.clock, own.taken)
-        own.messages.append((own.taken, self.members[source], self.me, start, start + array.size))
+        mine = self.world[self.me]
+        mine.states[mine.taken] = mine.x.copy()
+        start, array, sent = mine.mail[self.members[source]].get(timeout=60)
+        mine.taken = max(mine.taken + 1, sent)
+        mine.clock = max(mine.clock, mine.taken)
+        mine.messages.append((mine.taken, self.members[source], self.me, start, start + array.size))
         return array.copy()
 
     def all_reduce(self, x, op: str, *, out):
@@ -98,21 +99,21 @@ def answer(ranks: int) -> dict:
     """Record each algorithm on 2 to 8 ranks; for the hierarchical one, half of them per host."""
     if ranks not in range(2, 9):
         raise WrongInput(f"this page has 2 to 8 ranks, not {ranks}")
-    hosts, found = [0] * (ranks - ranks // 2) + [1] * (ranks // 2), {}
+    hosts, algorithms = [0] * (ranks - ranks // 2) + [1] * (ranks // 2), {}
     for algorithm in on.ALGORITHMS:
         try:
-            found[algorithm] = recorded(algorithm, ranks, hosts)
+            algorithms[algorithm] = recorded(algorithm, ranks, hosts)
         except ValueError as error:  # halving and doubling, unless the ranks are a power of two
-            found[algorithm] = {"error": str(error)}
-    return {"ranks": ranks, "elements": ELEMENTS, "hosts": hosts, "algorithms": found}
+            algorithms[algorithm] = {"error": str(error)}
+    return {"ranks": ranks, "elements": ELEMENTS, "hosts": hosts, "algorithms": algorithms}
 
 
 def as_text(answer: dict) -> str:
     lines, N = [], answer["ranks"]
-    for algorithm, found in answer["algorithms"].items():
+    for algorithm, record in answer["algorithms"].items():
         lines.append(f"{algorithm}, {N} ranks; then step, ranks, slice {{whose numbers}}")
-        lines += [found["error"]] if "error" in found else []
-        for number, (before, step) in enumerate(pairwise(found.get("steps", [])), 1):
+        lines += [record["error"]] if "error" in record else []
+        for number, (before, step) in enumerate(pairwise(record.get("steps", [])), 1):
             for source, to, start, stop in step["messages"]:
                 held = {c: before["holds"][source][c] for c in range(start, stop)}
                 sums = [f"{c} { {r for r in range(N) if held[c] >> r & 1} }" for c in held]

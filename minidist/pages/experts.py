@@ -37,8 +37,8 @@ def gate(ranks: int, experts: int, skew: int) -> np.ndarray:
 
 def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
     """Return each token's experts, the rows of each expert and pair of ranks, bytes and loss."""
-    given = {"ranks": ranks, "experts": experts, "k": k, "capacity": capacity, "skew": skew}
-    for name, value in given.items():
+    question = {"ranks": ranks, "experts": experts, "k": k, "capacity": capacity, "skew": skew}
+    for name, value in question.items():
         if value not in GRID[name]:
             raise WrongInput(f"{name} is one of {str(GRID[name])[1:-1]}, not {value!r}")
     bound = None if capacity == "none" else float(capacity)
@@ -50,21 +50,21 @@ def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
     counted = np.ones(TOKENS, bool)
     rows = np.array([Routing(experts, *part, counted).load for part in parts])  # [N, E]
     away = int(away_from_home(rows[:, None]).item())  # of one block
-    own = list(enumerate(pairwise(ends)))  # the run of experts of each rank
-    found = given | {
+    runs = list(enumerate(pairwise(ends)))  # the run of experts of each rank
+    result = question | {
         "tokens": routing.chosen.tolist(),
         "kept": routing.kept.tolist(),
-        "home": [r for r, (a, b) in own for _ in range(a, b)],
+        "home": [r for r, (a, b) in runs for _ in range(a, b)],
         "takes": rows_of_capacity(bound, k, TOKENS, experts),
         "load": report.load.tolist(),
         "dropped": report.dropped.tolist(),
         "passed_by": int((~routing.kept.any(axis=-1)).sum()),
-        "matrix": [routes(rows[r], rows[:, a:b], ends).sent for r, (a, b) in own],
+        "matrix": [routes(rows[r], rows[:, a:b], ends).sent for r, (a, b) in runs],
         "away": away,
         "bytes": away * WIDTH * ITEMSIZE,
         "balance": report.balance / BALANCE,
     }
-    return found | {"words": as_text(found)}
+    return result | {"words": as_text(result)}
 
 
 def as_text(answer: dict) -> str:

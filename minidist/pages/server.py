@@ -52,9 +52,9 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise WrongInput(f"port {port}: {error.strerror}; leave --port out") from None
         self.token, self.page = secrets.token_urlsafe(24), cache(self._page)
-        own = f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
-        self.hosts = {host.removesuffix(":80") for host in own}
-        self.address = f"http://{own[0]}/?token={self.token}"
+        addresses = f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
+        self.hosts = {host.removesuffix(":80") for host in addresses}
+        self.address = f"http://{addresses[0]}/?token={self.token}"
         self.written, self.runs = Written(), dict[str, RealRun]()  # the newest run alone
         self.signals: list[int] = []  # those that asked this process to end
         self._starting = threading.Lock()
@@ -177,8 +177,8 @@ class Handler(BaseHTTPRequestHandler):
     def _refusal(self, token: str) -> str | None:
         """Return why this request is not answered; None if it is."""
         head, hosts = self.headers, self.server.hosts
-        own = head.get("Host") in hosts and head.get("Sec-Fetch-Site") != "cross-site"
-        if not own or head.get("Origin") not in {None, *(f"http://{host}" for host in hosts)}:
+        same_site = head.get("Host") in hosts and head.get("Sec-Fetch-Site") != "cross-site"
+        if not same_site or head.get("Origin") not in {None, *(f"http://{host}" for host in hosts)}:
             return "this server answers its own pages alone, not another site or host"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return "the token is wrong; use the address that `minidist explore` has printed"
@@ -186,9 +186,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: dict | bytes, kind="application/json", **more) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        own = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        described = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         self.send_response(status)
-        for header in (HEADERS | own | more).items():
+        for header in (HEADERS | described | more).items():
             self.send_header(*header)
         self.end_headers()
         self.wfile.write(body)

@@ -93,8 +93,8 @@ def lit(ranks: list[dict]) -> list[list[int]]:
     """Return the waits [rank, for rank] that never end: in a cycle, or for one that is done."""
     reached = {rank: set(one["for"]) for rank, one in enumerate(ranks)}
     for _ in ranks:
-        for found in reached.values():
-            found.update(*[reached[rank] for rank in found])
+        for others in reached.values():
+            others.update(*[reached[rank] for rank in others])
     waits = [(rank, other) for rank, one in enumerate(ranks) for other in one["for"]]
     done = [rank for rank, one in enumerate(ranks) if one["words"] == "has finished"]
     return [[rank, other] for rank, other in waits if rank in reached[other] or other in done]

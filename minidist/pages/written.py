@@ -53,11 +53,13 @@ def _lines(names: dict, p: int, m: int) -> Iterator[str]:
     if not callable(program):
         raise Unreadable("line 1: there is no program; begin with def program(rank, p, m):", 1)
     if placement := names.get("placement"):
-        own = [[int(k) for k in stages] for stages in placement(p)]
-        if len(own) != p or not all(0 <= k < MOST_ACTIONS for stages in own for k in stages):
-            what = f"placement({p}) is {reprlib.repr(own)}; return a list of stages per rank"
+        of_ranks = [[int(k) for k in stages] for stages in placement(p)]
+        if len(of_ranks) != p or not all(
+            0 <= k < MOST_ACTIONS for stages in of_ranks for k in stages
+        ):
+            what = f"placement({p}) is {reprlib.repr(of_ranks)}; return a list of stages per rank"
             raise _fault(placement, None, what)
-        yield "placement  " + " | ".join(" ".join(map(str, stages)) for stages in own)
+        yield "placement  " + " | ".join(" ".join(map(str, stages)) for stages in of_ranks)
     for rank in range(p):
         words = list(_words(program, rank, p, m, left))
         left -= len(words)
@@ -113,20 +115,20 @@ class Written:
     def text_of(self, source: str, p: int, m: int) -> str:
         """Return what `written.text_of` returns there. Unreadable: why there is nothing."""
         self._newest.cancel()  # one that runs goes on
-        given = {"source": source, "p": p, "m": m}
-        mine = self._thread.submit(self.sandbox.call, [(__name__, "attempt", given)])
+        question = {"source": source, "p": p, "m": m}
+        mine = self._thread.submit(self.sandbox.call, [(__name__, "attempt", question)])
         self._newest = mine
         try:
-            (found,) = mine.result().answers
+            (attempted,) = mine.result().answers
         except CancelledError:
             raise Unreadable("a newer program came before this one was run") from None
-        if isinstance(found, str):  # the program was ended
-            line = at[1] if (at := PLACE.search(found)) else ""
-            found = {"fault": PLACE.sub("; does a loop not end?", found), "line": line}
-        if "text" not in found:
-            line = str(found.get("line", ""))[:6]
-            raise Unreadable(str(found.get("fault")), int(line) if line.isdecimal() else None)
-        return str(found["text"])
+        if isinstance(attempted, str):  # the program was ended
+            line = at[1] if (at := PLACE.search(attempted)) else ""
+            attempted = {"fault": PLACE.sub("; does a loop not end?", attempted), "line": line}
+        if "text" not in attempted:
+            line = str(attempted.get("line", ""))[:6]
+            raise Unreadable(str(attempted.get("fault")), int(line) if line.isdecimal() else None)
+        return str(attempted["text"])
 
     def close(self) -> None:
         """End the program that runs, and remove the sandbox."""
