@@ -216,7 +216,7 @@ exercise.judge("22.1", lost)
 # ## Exercise 2: why did this break?
 #
 # A save takes 5 minutes, $M$ is 3.1 hours. Now [a second
-# thread](../minidist/checkpoint/background.py) writes, and training waits 1 second, for a copy.
+# thread](../minidist/checkpoint/run_checkpoints.py) writes; training waits 1 second, for a copy.
 # Young's formula with 1 second makes the run *slower* than before. What does a failure lose now?
 # Write `interval`: a $\tau$ whose useful share is within 1 % of the best. Saves do not overlap.
 

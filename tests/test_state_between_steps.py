@@ -907,7 +907,7 @@ KEPT = {
     "nn/module.py:Module": "has the weights themselves",
     "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",
     "nn/key_value_cache.py:KeyValueCache": "of a text that is read, not trained on",
-    "checkpoint/background.py:Background": "a copy of what is written",
+    "checkpoint/run_checkpoints.py:Background": "a copy of what is written",
 }
 NOT_TRAINING = "autograd comm course mistakes pages planning verify observe bench cli".split()
 COPYING = {"copy", "deepcopy", "astype", "zeros_like", "empty_like"}

@@ -25,8 +25,8 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, checkpoint, nn, optim
 from minidist.bench.table import Rounds, Step, Times, middle
-from minidist.checkpoint.background import Background
 from minidist.checkpoint.parts import parts_of
+from minidist.checkpoint.run_checkpoints import Background
 from minidist.checkpoint.writing import sync
 from minidist.comm import Group
 

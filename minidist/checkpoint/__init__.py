@@ -14,28 +14,24 @@ earlier rank holds, and a manifest, which is written last:
                          manifest.json      names, global shapes, dtypes; which slice of which
                                             array each file holds; a checksum for each file
 
-    checks.py    what may be saved: asked on all ranks before the first byte is written
-    writing.py   temporary names, fsync, rename; the manifest last; the last two are kept; setting
-                 newer ones aside, to go on from an older one
+    parts.py     what a rank holds of a model and its optimizer: slices of global arrays; which
+                 elements of which saved slices make up a slice
+    writing.py   what may be saved; temporary names, fsync, rename; the manifest last; the last two
+                 are kept; setting newer ones aside, to go on from an older one
+    manifest.py  names, shapes, slices, and a checksum of every byte
     reading.py   the newest checkpoint that has a manifest; each file is checked before it is used;
                  where one is damaged, which one before it is whole
-    resharding.py   which elements of which saved slices make up a slice
-    checksum.py  of every byte that a file holds
-    parts.py     what a rank holds of a model and its optimizer: slices of global arrays
-    background.py   in a second thread, while training goes on
-    run_checkpoints.py   the checkpoints of a training run
-    grow.py      going on with more characters, or more blocks
+    run_checkpoints.py   the checkpoints of a training run, saved in a second thread while training
+                 goes on; going on with more characters, or more blocks
     published.py   weights that others have published: a folder of safetensors and a config.json
-    gpt2.py      GPT-2's in an nn.Transformer; gpt2_config.py: its settings
-    llama.py     Llama's in an nn.Llama; llama_config.py: its settings
+    gpt2.py      GPT-2's in an nn.Transformer;  llama.py: Llama's in an nn.Llama
 """
 
 from minidist.checkpoint.gpt2 import load_gpt2
-from minidist.checkpoint.grow import Grown
 from minidist.checkpoint.llama import load_llama
 from minidist.checkpoint.parts import Part, parts_of, restore
 from minidist.checkpoint.reading import Saved, load
-from minidist.checkpoint.run_checkpoints import Keep, RunCheckpoints
+from minidist.checkpoint.run_checkpoints import Grown, Keep, RunCheckpoints
 from minidist.checkpoint.writing import save, set_aside
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: a JSON object, and how it is written and read.
+"""The manifest of a checkpoint: a JSON object, how it is written and read, and its checksums.
 
     {"format": "minidist checkpoint", "version": 2, "step": 200, "about": {...},
      "arrays": {"head.norm.gain": {"shape": [64], "dtype": "float32"}, ...},
@@ -17,6 +17,7 @@ last one, and before it of the runs that it has gone on from, each with the step
 ["1f0c@200", "9a3e"]. No other run saves in the folder.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -26,9 +27,37 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.checkpoint.checksum import checksum
 from minidist.errors import WrongInput
 from minidist.nn import Shard, Slice
+
+ROWS, COLUMNS = 64, 513
+
+
+def checksum(data: bytes | np.ndarray) -> str:
+    """Return a checksum of an array's bytes at the speed of memory, 16 hexadecimal digits.
+
+    It is SHA-256 of the sums of columns, and of the bytes left over:
+
+        w0    w1    ...  w512       the words of 8 bytes, in rows of 513
+        w513  w514  ...  w1025
+        ...
+        s0    s1    ...  s512       every 64 rows, modulo 2^64
+
+    Up to 4,104 damaged bytes side by side are surely found: they are in different columns, so that
+    a sum changes. (If they begin inside a word, the first and the last word share a column; one
+    differs in its high bytes only, the other in its low bytes only.) A row is not as long as a page
+    or a sector of a disk, so that pages which change places are in other columns. On two cores of
+    an AMD EPYC server 200 MB take 20 ms of a core; SHA-256 alone takes 137.
+    """
+    data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    data = data.reshape(-1).view(np.uint8)
+    blocks = len(data) // (8 * ROWS * COLUMNS)
+    end = blocks * 8 * ROWS * COLUMNS
+    sums = data[:end].view("<u8").reshape(blocks, ROWS, COLUMNS).sum(axis=1)
+    digest = hashlib.sha256(sums.astype("<u8", copy=False).data)
+    digest.update(data[end:].data)
+    return digest.hexdigest()[:16]
+
 
 FORMAT, VERSION = "minidist checkpoint", 2
 NAME, TEMPORARY = "manifest.json", ".tmp"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from minidist.checkpoint import manifest
-from minidist.checkpoint.checksum import checksum
-from minidist.checkpoint.resharding import Piece, pieces
+from minidist.checkpoint.manifest import checksum
+from minidist.checkpoint.parts import Piece, pieces
 from minidist.errors import WrongInput
 from minidist.nn import Slice
 

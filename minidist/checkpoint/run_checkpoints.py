@@ -9,24 +9,159 @@
 
 The batches and the dropout masks of a step follow from the seed and the step, so a run that goes on
 needs nothing else to do what it would have done: on the same mesh bit for bit.
+
+A second thread copies, writes and tells the other ranks. The weights do not change before the next
+update, so a step waits only for a copy that is not done by then:
+
+    this thread      save | forward, backward          | wait_for_copy, update | ...
+    second thread         | copy the parts             | write, fsync, rename, manifest
+
+A run may go on with a larger model (`Grown`):
+
+    a new character      its rows are drawn by the parameter's name and the character; old
+                         characters' rows keep every bit
+    a new block          the arrays that write to the residual stream are 0, so that it adds
+                         nothing: the loss is the same before and after (function-preserving:
+                         Chen, Goodfellow, Shlens 2016, Net2Net, whose deeper net begins with
+                         layers that are the identity)
+    the optimizer        has zeros for what is new
 """
 
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from minidist.checkpoint import manifest
-from minidist.checkpoint.background import Background
-from minidist.checkpoint.grow import DESCRIPTION, Grown, changes
-from minidist.checkpoint.parts import Holder, KeptOptimizer, about, parts_of, restore
+from minidist.checkpoint import manifest, writing
+from minidist.checkpoint.parts import Holder, KeptOptimizer, Part, about, parts_of, restore
 from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
-from minidist.errors import WrongInput, check_writable
+from minidist.errors import WrongInput, check_writable, plural
+from minidist.nn import Slice
+from minidist.rng import generator
+
+
+class Background:
+    """One rank's thread that saves; every rank of the group makes one, and calls the same."""
+
+    def __init__(self, group: Group):
+        self.group = group.split(0)  # the second thread's
+        self.beside = self.group.beside(self._write, "checkpoint")
+        self.copied = threading.Event()
+        self.copied.set()
+        self.copies: list[np.ndarray] = []
+
+    def save(self, folder: str | Path, parts: list[Part], step: int, about: dict) -> None:
+        """Begin to save; wait for the save before. Call wait_for_copy before the parts change."""
+        self.wait()
+        self.copied.clear()
+        self.beside.put(Path(folder), parts, step, about)
+        self.beside.end()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the parts may change; raise what has gone wrong so far."""
+        if not self.copied.is_set():
+            self.copied.wait()
+        if self.beside.thread is not None and not self.beside.thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is whole; raise what has gone wrong."""
+        self.beside.wait("the checkpoint")
+
+    def _write(self, folder: Path, parts: list[Part], step: int, about: dict) -> None:
+        try:
+            own = self._copy(writing.own_parts(folder, parts, step, about, self.group))
+        finally:
+            self.copied.set()
+        writing.write_checkpoint(folder, own, step, about, self.group)
+
+    def _copy(self, parts: list[Part]) -> list[Part]:
+        arrays = [part.on_host() for part in parts]
+        if [(a.shape, a.dtype) for a in arrays] != [(c.shape, c.dtype) for c in self.copies]:
+            self.copies = [np.empty_like(array) for array in arrays]
+        for copy, array in zip(self.copies, arrays, strict=True):
+            np.copyto(copy, array)
+        return [replace(p, values=copy) for p, copy in zip(parts, self.copies, strict=True)]
+
+
+DESCRIPTION = "told"  # the key of a run's description in every manifest that is saved
+VOCABULARY = {"embedding.token.weight": 0, "head.linear.weight": 1}  # and its axis
+WRITES = tuple(f"{part}.{kind}" for part in (".output", ".contract") for kind in ("weight", "bias"))
+
+
+def changes(before: Mapping, now: Mapping) -> list[str]:
+    """Describe how a run grows, given its descriptions before and now; [] if it stays as it is.
+
+    ValueError if it would have to shrink, or to change what does not grow.
+    """
+    found = []
+    blocks = now["settings"]["depth"] - before["settings"]["depth"]
+    if blocks < 0:
+        raise WrongInput("a model of fewer blocks is another model; use another folder")
+    if blocks:
+        found.append(plural(blocks, "new block"))
+    old, data = before["data"], now["data"]
+    if old == data:
+        return found
+    if "characters" not in old or "characters" not in data:
+        raise WrongInput(
+            f"the checkpoint is of a run on {old['source']}, not on {data['source']}; give it the "
+            "same, or another folder"
+        )
+    if lost := sorted(set(old["characters"]) - set(data["characters"])):
+        raise WrongInput(
+            f"the character {lost[0]!r} of {old['source']} is none of the new ones; use "
+            "Text.including(characters)"
+        )
+    new = len(data["characters"]) - len(old["characters"])
+    return [*found, f"{data['source']}, {plural(new, 'new character')}"]
+
+
+class Grown:
+    """A checkpoint as a larger model sees it: it has all arrays, in the larger shapes.
+
+    now     the description of the larger run
+    fresh   the larger model's weights as they are drawn, by name
+    shapes  of the arrays of the checkpoint, by name
+    """
+
+    def __init__(self, saved: Saved, now: Mapping, fresh: Mapping[str, np.ndarray]):
+        before = saved.about[DESCRIPTION]
+        self.saved, self.fresh, self.seed = saved, fresh, now["settings"]["seed"]
+        self.path, self.about, self.shapes = saved.path, saved.about, saved.shapes
+        old, new = (run["data"].get("characters", "") for run in (before, now))
+        self.before, self.characters = old, new
+        self.old = np.array([new.index(c) for c in old], np.int64)  # where the old rows go
+
+    def part(self, cut: Slice) -> np.ndarray:
+        """Return the elements of a slice: a vector."""
+        return cut.of(self.whole(cut.name))
+
+    def whole(self, name: str) -> np.ndarray:
+        """Return a global array in the larger model's shape."""
+        state, _, parameter = name.rpartition("/")
+        drawn = self.fresh[parameter]
+        if name not in self.saved.shapes:  # of a new block
+            return np.zeros_like(drawn) if state or parameter.endswith(WRITES) else drawn
+        old = self.saved.whole(name)
+        if parameter not in VOCABULARY or self.before == self.characters:
+            return old
+        new = np.zeros(drawn.shape, old.dtype)
+        axis = VOCABULARY[parameter]
+        rows = np.moveaxis(new, axis, 0)  # a view
+        rows[self.old] = np.moveaxis(old, axis, 0)
+        if not state:
+            for i in set(range(len(rows))) - set(self.old.tolist()):
+                random = generator(self.seed, f"{parameter} {self.characters[i]}")
+                rows[i] = random.standard_normal(rows[i].shape) * drawn.std()
+        return new
+
 
 LOSSES = "losses"
 MAY_CHANGE = {"steps", "lr", "depth"}  # depth may grow
@@ -138,7 +273,7 @@ class RunCheckpoints:
     keep         None: it saves nothing
     holder       the model, or what split it; the optimizer has its parameters
     description  of the run, JSON: "settings" and "data"; all ranks have one description
-    fresh        () -> the whole model's weights as they are drawn, if the model grows (grow.py)
+    fresh        () -> the whole model's weights as they are drawn, if the model grows
     defaults     of settings, see Keep.saved
     first        the step to begin with
     losses       of the steps so far; the loop appends to it

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.checkpoint import Keep, Saved, manifest, set_aside
-from minidist.checkpoint.checks import check_run
+from minidist.checkpoint.writing import check_run
 from minidist.comm import run
 from minidist.errors import RankDied
 from minidist.training.kinds import Data

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minidist import checkpoint
-from minidist.checkpoint import background, manifest, writing
-from minidist.checkpoint.background import Background
+from minidist.checkpoint import manifest, writing
+from minidist.checkpoint.run_checkpoints import Background
 from minidist.errors import RankFailed
 from tests.strategies import assert_same_bits
 
@@ -27,7 +27,7 @@ def test_updates_that_wait_for_the_copy_do_not_change_what_is_saved(cluster, tmp
         assert Background.gate.wait(20)
         finish(*arguments)
 
-    monkeypatch.setattr(background.writing, "write_checkpoint", held)
+    monkeypatch.setattr(writing, "write_checkpoint", held)
 
     def worker(group):
         array, saver = np.full(1 << 16, 1.0), Background(group)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.checkpoint.checksum import COLUMNS, ROWS, checksum
+from minidist.checkpoint.manifest import COLUMNS, ROWS, checksum
 from tests.strategies import seeds
 
 ROW, BLOCK = 8 * COLUMNS, 8 * COLUMNS * ROWS

@@ -526,7 +526,6 @@ def test_without_locks_a_run_keeps_what_another_one_has_saved(two, monkeypatch):
     """Both have looked before the other one saved."""
     monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.EBADF, "no locks")))
     monkeypatch.setattr(writing, "check_folder", mock.Mock())
-    monkeypatch.setattr("minidist.checkpoint.checks.check_folder", mock.Mock())
     for step in (8, 10, 12, 14):
         checkpoint.save(two, state(step), step, **by("a" if step in (8, 12) else "b"))
     assert sorted(manifest.whole_ones(two)) == [3, 7, 8, 10, 12, 14]

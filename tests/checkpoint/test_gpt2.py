@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from minidist import Mesh, checkpoint, nn
-from minidist.checkpoint.gpt2_config import FUNCTION, HARMLESS, HEADS, SIZES
+from minidist.checkpoint.gpt2 import FUNCTION, HARMLESS, HEADS, SIZES
 from minidist.hybrid import Hybrid
 from tests.strategies import assert_same_bits
 

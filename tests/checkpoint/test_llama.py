@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from minidist import Mesh, checkpoint, nn
-from minidist.checkpoint.llama_config import FUNCTION, HARMLESS, OTHERS, SIZES, STRETCH
+from minidist.checkpoint.llama import FUNCTION, HARMLESS, OTHERS, SIZES, STRETCH
 from minidist.hybrid import Hybrid
 from minidist.nn.rotary import Stretched, frequencies
 from tests.strategies import assert_same_bits

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from minidist import Mesh, checkpoint, nn, optim
 from minidist.checkpoint import Part, Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
-from minidist.checkpoint.parts import about
-from minidist.checkpoint.resharding import pieces
+from minidist.checkpoint.parts import about, pieces
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import Batch
 from minidist.hybrid import Hybrid

@@ -19,7 +19,7 @@ import numpy as np
 
 from minidist import checkpoint, nn, run
 from minidist.checkpoint import manifest
-from minidist.checkpoint.resharding import pieces
+from minidist.checkpoint.parts import pieces
 from minidist.course.labs.ranks import refused
 from minidist.datasets import Sampler
 from minidist.datasets import batch as dealing
