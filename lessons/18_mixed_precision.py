@@ -24,9 +24,9 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Tensor, datasets, nn, optim
 from minidist.autograd import Function, functions
+from minidist.backend import BFLOAT16, E4M3, FLOAT16, rounded
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.mixed_precision import LossScale, MixedPrecision
-from minidist.rounding import BFLOAT16, E4M3, FLOAT16, rounded
 
 begin()
 threadpool_limits(1)

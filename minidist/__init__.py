@@ -43,13 +43,14 @@ Then, by subject:
     pages/               pages of the site that run the package, in a browser or on real ranks
     cli/                 the commands
 
-The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
-events.py (who did what, when), errors.py (what goes wrong between ranks), first_use.py (names
-imported late), pieces.py (how things are cut), dtypes.py (which numbers are taken, and in which
-ones is computed), attention_scores.py (how many of them attention computes and keeps).
+The foundation: backend.py (NumPy or CuPy, and which numbers), rng.py (numbers that depend on names
+alone), events.py (who did what, when), errors.py (what goes wrong between ranks), pieces.py (how
+things are cut).
 """
 
-from minidist.first_use import on_first_use
+import sys
+from collections.abc import Callable
+from importlib import import_module
 
 TYPE_CHECKING = False  # editors take it for true; importing it from `typing` would be slow
 
@@ -60,7 +61,37 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Group", "Mesh", "Tensor", "no_grad", "run"]
 __version__ = "0.1.0"
 
-# Each name is imported when it is first used: the command line, and schedules, need no NumPy.
+
+def on_first_use(
+    package: str, module_of: dict[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports a name when it is first used.
+
+    What needs no NumPy then loads none. The package's own modules are found, too.
+
+    module_of  {name: the module of the package that defines it}
+    """
+    names = vars(sys.modules[package])
+
+    def get(name: str) -> object:
+        if name in module_of:
+            value = names[name] = getattr(import_module(f"{package}.{module_of[name]}"), name)
+            return value
+        try:
+            if not name.startswith("_"):
+                return import_module(f"{package}.{name}")  # a module of this package
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def show() -> list[str]:
+        return sorted({*names, *module_of})
+
+    return get, show
+
+
+# The command line, and schedules, need no NumPy.
 _MODULE_OF = {
     "Cluster": "comm",
     "Group": "comm",

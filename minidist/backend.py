@@ -1,7 +1,19 @@
-"""Arrays on the host (NumPy) or on a GPU (CuPy): one source for both.
+"""Arrays on the host (NumPy) or on a GPU (CuPy): one source for both; and what their numbers are.
 
 Inside a function, `xp = array_module(x)` gives the module of the data. There is no switch to set:
 arrays of both kinds can coexist in one process. Only this file imports CuPy.
+
+Half precision, float16 or bfloat16, is for storage only: sums are in float32, and rounded once.
+What is rounded to a format (`rounded`) stays in a wider array, so that NumPy needs no dtype for it:
+
+    format     significant bits   smallest   largest
+    bfloat16   8                  2^-133     3.4e38
+    float16    11                 2^-24      65504
+    e4m3       4                  2^-9       448        Micikevicius et al., FP8 Formats for Deep
+    e5m2       3                  2^-16      57344      Learning (2022), table 1
+
+From 2^(bits - 1) smallest on, a number has all its bits; below, the numbers of a format have equal
+distances. The results are those of ml_dtypes, bit for bit, up to the largest number.
 """
 
 import ctypes
@@ -12,16 +24,16 @@ import sys
 import time
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from minidist.dtypes import Array, is_half, widen
 from minidist.errors import WrongInput
 from minidist.events import Clock
 
 DEVICES = ("cpu", "gpu", "gpu:N")
+Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 def array_module(*arrays: Array) -> ModuleType:
@@ -287,3 +299,93 @@ def keep_freed_memory() -> None:
             mallopt(-8, 1)  # M_ARENA_MAX
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+# Which numbers are taken, and to which they are rounded.
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Return whether it is float16, or bfloat16 of ml_dtypes, whose kind NumPy calls "V"."""
+    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or is_half(dtype)
+
+
+def float_dtype(name) -> np.dtype:
+    """Return a float dtype; ValueError for another one, or for bfloat16 without ml_dtypes."""
+    if name == "bfloat16":
+        if importlib.util.find_spec("ml_dtypes") is None:
+            raise WrongInput("bfloat16 needs ml_dtypes: pip install 'minidist[bfloat16]'")
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        dtype = np.dtype(name)
+    except TypeError:  # no type at all
+        dtype = np.dtype(object)
+    if not is_float(dtype):
+        raise WrongInput(f"parameters are floats, such as float32, not {name}")
+    return dtype
+
+
+def widen(x: Array) -> Array:
+    """Return half precision, which is for storage only, as float32, and other floats unchanged.
+
+    ValueError for whole numbers: what follows is computed in floats, and rounded to x's dtype.
+    """
+    if is_half(x.dtype):
+        return x.astype(np.float32)
+    if x.dtype.kind != "f":
+        raise WrongInput(f"this is computed in floats, not in {x.dtype}; use .astype")
+    return x
+
+
+def whole_numbers(x, what: str) -> Array:
+    """Return x, of any of NumPy's integer types, as int64; ValueError for bool, floats, others."""
+    x = x.data if hasattr(x, "requires_grad") else x  # a tensor
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    if x.size and x.dtype.kind not in "iu":
+        raise WrongInput(f"{what} must be integers, not {x.dtype}")
+    if x.dtype.kind == "u" and x.dtype.itemsize == 8:
+        x = x - (x >> 63)  # the largest one becomes -2, not -1: that is IGNORED
+    return x.astype(np.int64, copy=False)
+
+
+class Format(NamedTuple):
+    """Significant bits, and the smallest and the largest positive number."""
+
+    bits: int
+    smallest: float
+    largest: float
+
+
+BFLOAT16 = Format(8, 2.0**-133, (2 - 2.0**-7) * 2.0**127)
+FLOAT16 = Format(11, 2.0**-24, 65504.0)
+E4M3 = Format(4, 2.0**-9, 448.0)
+E5M2 = Format(3, 2.0**-16, 57344.0)
+EXPONENTS = {"float32": (np.uint32, 0x7F800000), "float64": (np.uint64, 0x7FF << 52)}  # their bits
+HALF = {"bfloat16": BFLOAT16, "float16": FLOAT16}  # those that have a dtype, by its name
+
+
+def rounded(x: Array, form: Format, draws: Array | None = None) -> Array:
+    """Return X, float32 or float64, in the numbers of a format.
+
+    A finite number beyond the largest becomes the largest; what is not finite stays as it is.
+
+    draws  None: to the nearest number, of two equally near ones to the even one. Or uniform in
+           [0, 1), one for each element: up if the draw is below the fraction that rounding down
+           would lose, so that the mean over the draws is X (Connolly, Higham and Mary 2021)
+    """
+    xp, (whole, exponent) = array_module(x), EXPONENTS[x.dtype.name]
+    fits = xp.maximum(xp.minimum(x, form.largest), -form.largest)
+    power = (fits.view(whole) & whole(exponent)).view(x.dtype)  # the largest 2^i up to |x|, or 0
+    spacing = xp.maximum(power * 2.0 ** (1 - form.bits), form.smallest)
+    steps = fits / spacing  # exact: the spacing is a power of two
+    if draws is None:
+        steps = xp.rint(steps)
+    else:
+        down = steps // 1
+        steps = down + (steps > down + draws)
+    return xp.where(xp.isfinite(x), steps * spacing, x)

@@ -1,6 +1,10 @@
-"""How many things are cut into pieces, and which positions of a sequence a piece has.
+"""How many things are cut into pieces, which positions a piece has, how many scores it computes.
 
 Numbers alone: what plans and draws a cut, without an array, needs no NumPy.
+
+Causal attention, O = P V with P = softmax(Q K^T / sqrt D) over positions s <= t, computes all T x T
+scores of a head at once up to `WHOLE` positions, and a block of `BLOCK` queries at a time beyond.
+autograd/attention.py does it, planning counts it.  Letters: T positions, D head width.
 """
 
 from dataclasses import dataclass
@@ -11,6 +15,10 @@ from minidist.errors import WrongInput
 
 if TYPE_CHECKING:
     import numpy as np
+
+WHOLE = 128  # positions; P is kept up to here, where a CPU takes longer to compute it again
+BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
+GPU_BLOCK = 256  # on a GPU, where each block costs launches
 
 Documents = list[list[tuple[int, int]]]  # of each example, (first, last + 1) of every document
 
@@ -57,3 +65,23 @@ class Positions:
         import numpy as np  # here: all else in this file is numbers alone
 
         return np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in self.runs)])
+
+
+def in_one_piece(T: int) -> bool:
+    """Return whether all T x T scores of a head are computed at once, and P is kept."""
+    return T <= WHOLE
+
+
+def kept_scores(T: int) -> int:
+    """Return how many numbers per head `causal_attention` keeps besides Q, K, V and O."""
+    return T * T if in_one_piece(T) else T
+
+
+def computed_scores(T: int) -> int:
+    """Return how many scores per head its forward pass computes on a CPU, with the hidden ones."""
+    return T * T if in_one_piece(T) else sum((b - a) * b for a, b in blocks(T, BLOCK))
+
+
+def blocks(T: int, length: int) -> list[tuple[int, int]]:
+    """Return each block's first position and the one after its last; the last may be shorter."""
+    return [(a, min(a + length, T)) for a in range(0, T, length)]

@@ -15,7 +15,7 @@ from numbers import Integral
 
 import numpy as np
 
-from minidist.dtypes import whole_numbers
+from minidist.backend import Array, whole_numbers
 from minidist.errors import WrongInput, check_number
 from minidist.pieces import Documents, Positions
 
@@ -41,6 +41,15 @@ def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+def draws_for(seed: int, step: int, name: str, elements: Array) -> Array:
+    """Return a draw in [0, 1) for elements of the global array `name`, float64.
+
+    It depends on the seed, the step, the name and the element's place in the whole array, uint64:
+    whoever rounds the element, draws the same.
+    """
+    return hash_uniform(digest(seed, "rounding", step, name), elements)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "dtypes", "rng", "rounding", "errors", "events", "first_use", "pieces"}
-BASE |= {"attention_scores"}
+BASE = {"backend", "rng", "errors", "events", "on_first_use", "pieces"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -29,19 +28,15 @@ BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
 LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "mixed_precision", "planning", "training"}
 
 MAY_IMPORT = {
-    "backend": {"dtypes", "events", "errors"},
-    "dtypes": {"errors"},
-    "first_use": {"errors"},
-    "attention_scores": {"errors"},
+    "backend": {"events", "errors"},
     "pieces": {"errors"},
-    "rng": {"dtypes", "errors", "pieces"},
-    "rounding": {"backend", "rng", "errors"},
+    "rng": {"backend", "errors", "pieces"},
     "errors": set(),
     "events": {"errors"},
-    "autograd": {"attention_scores", "backend", "dtypes", "errors", "pieces", "rng", "rounding"},
-    "comm": {"backend", "dtypes", "events", "errors", "pieces"},
-    "nn": {"autograd", "backend", "dtypes", "pieces", "rng", "errors"},
-    "optim": {"nn", "autograd", "backend", "rng", "rounding", "errors"},
+    "autograd": {"backend", "errors", "pieces", "rng"},
+    "comm": {"backend", "events", "errors", "pieces"},
+    "nn": {"autograd", "backend", "pieces", "rng", "errors"},
+    "optim": {"nn", "autograd", "backend", "rng", "errors"},
     "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},

@@ -14,7 +14,6 @@ softmax's sum; K heads of keys and values, each read by G of the H query heads.
 
 import math
 
-from minidist.attention_scores import BLOCK, GPU_BLOCK, blocks, in_one_piece
 from minidist.autograd import functions
 from minidist.autograd.kernels import (
     causal_softmax,
@@ -27,7 +26,7 @@ from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, on_gpu, sum_over, widen
 from minidist.errors import WrongInput
-from minidist.pieces import Documents
+from minidist.pieces import BLOCK, GPU_BLOCK, Documents, blocks, in_one_piece
 
 
 class CausalAttention(Function):

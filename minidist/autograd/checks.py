@@ -7,8 +7,16 @@ from typing import NoReturn, Protocol
 import numpy as np
 from numpy import ndarray
 
-from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, to_host
-from minidist.dtypes import is_float, whole_numbers
+from minidist.backend import (
+    Array,
+    array_module,
+    as_array,
+    is_float,
+    on_device_of,
+    on_gpu,
+    to_host,
+    whole_numbers,
+)
 from minidist.errors import WrongInput, check_number
 
 NUMBERS = (float, int)

@@ -28,9 +28,8 @@ import numpy as np
 
 from minidist.autograd.deferred import Gradient
 from minidist.autograd.tensor import Function
-from minidist.backend import Array, array_module, widen
+from minidist.backend import E4M3, E5M2, Array, Format, array_module, rounded, widen
 from minidist.errors import WrongInput
-from minidist.rounding import E4M3, E5M2, Format, rounded
 
 
 def own_scale(most: Array) -> Array:

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
+from minidist.backend import float_dtype
 from minidist.checkpoint.published import (
     COMMON,
     INDEX,
@@ -36,7 +37,6 @@ from minidist.checkpoint.published import (
     read_object,
     refuse,
 )
-from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput
 from minidist.nn.transformer import Style
 

@@ -32,8 +32,8 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
+from minidist.backend import float_dtype
 from minidist.checkpoint.published import COMMON, check_keys, read_folder, read_object, refuse
-from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput
 from minidist.nn.rotary import Stretched
 

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
+from minidist.backend import float_dtype
 from minidist.checkpoint import manifest
-from minidist.dtypes import float_dtype
 from minidist.errors import WrongInput
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

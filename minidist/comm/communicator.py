@@ -18,9 +18,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from minidist.backend import Array, on_gpu, to_host
+from minidist.backend import Array, float_dtype, on_gpu, to_host
 from minidist.comm.diagnosis import Signature
-from minidist.dtypes import float_dtype
 
 BY_FORMULA = " (by formula)"
 

@@ -5,7 +5,7 @@ use one of them.
 
 from typing import TYPE_CHECKING
 
-from minidist.first_use import on_first_use
+from minidist import on_first_use
 
 if TYPE_CHECKING:
     from minidist.context_parallel.cuts import Cut, plain, zigzag

@@ -31,8 +31,7 @@ import math
 
 from minidist.autograd import Tensor, functions
 from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or, values_of
-from minidist.backend import Array, array_module
-from minidist.dtypes import whole_numbers
+from minidist.backend import Array, array_module, whole_numbers
 from minidist.errors import WrongInput, check_name, check_number
 from minidist.nn.embedding import END, PAD
 from minidist.nn.module import Module

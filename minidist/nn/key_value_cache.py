@@ -34,8 +34,7 @@ from minidist.autograd import Tensor, no_grad
 from minidist.autograd.kernels import causal_softmax
 from minidist.autograd.products import batched_matmul
 from minidist.autograd.recording import Since
-from minidist.backend import Array, array_module, on_device_of
-from minidist.dtypes import whole_numbers
+from minidist.backend import Array, array_module, on_device_of, whole_numbers
 from minidist.errors import WrongInput, check_number
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import BEGIN

@@ -16,10 +16,11 @@ from minidist.backend import (
     Array,
     as_array,
     check_device,
+    float_dtype,
     host_copy,
+    is_float,
     to_device,
 )
-from minidist.dtypes import float_dtype, is_float
 from minidist.errors import WrongInput, check_name
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.parameter import Parameter

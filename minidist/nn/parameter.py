@@ -10,8 +10,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
-from minidist.backend import Array, array_module, as_array, on_device_of
-from minidist.dtypes import is_float
+from minidist.backend import Array, array_module, as_array, is_float, on_device_of
 from minidist.errors import WrongInput
 from minidist.nn.shard import Shard, Slice
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.backend import Array, array_module
+from minidist.backend import HALF, Array, array_module, rounded
 from minidist.nn.flat_parameters import FlatSlice
-from minidist.rounding import HALF, draws_for, rounded
+from minidist.rng import draws_for
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 
 from typing import TYPE_CHECKING
 
-from minidist.first_use import on_first_use
+from minidist import on_first_use
 
 if TYPE_CHECKING:
     from minidist.pipeline_parallel.communication import add_communication

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise, starmap
 
-from minidist.attention_scores import computed_scores
 from minidist.autograd import (
     Function,
     Tensor,
@@ -34,6 +33,7 @@ from minidist.backend import Array, clock, on_gpu
 from minidist.errors import WrongInput
 from minidist.events import Clock
 from minidist.nn import Module
+from minidist.pieces import computed_scores
 from minidist.pipeline_parallel.actions import check_lengths, equal_lengths
 from minidist.rng import Randomness
 
@@ -100,7 +100,7 @@ def counted_costs(
     many where the input needs a gradient; attention in blocks computes its scores once more.
 
     Per example: a Transformer's block 12 T C^2 + 2 S C, its head T C V, its embedding 0, with S =
-    `computed_scores(T)` of attention_scores.py: T^2 up to 128 positions.
+    `computed_scores(T)` of pieces.py: T^2 up to 128 positions.
     """
     with recording(True):
         outputs = [output for _, output in _run(model, x, randomness)]

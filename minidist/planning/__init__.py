@@ -28,7 +28,7 @@ Four papers that cut
 
 from typing import TYPE_CHECKING
 
-from minidist.first_use import on_first_use
+from minidist import on_first_use
 
 if TYPE_CHECKING:
     from minidist.planning.costs.memory import memory

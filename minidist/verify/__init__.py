@@ -15,7 +15,7 @@ How is `naive` proved?  strategies/data_parallel.py has its record; `check` in e
 it on all ranks, and compare.py compares. The rest is for failures.
 """
 
-from minidist.first_use import on_first_use
+from minidist import on_first_use
 
 TYPE_CHECKING = False
 

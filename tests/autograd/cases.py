@@ -18,8 +18,8 @@ from minidist.autograd import (
 )
 from minidist.autograd.eight_bits import EightBits, LinearInEightBits
 from minidist.autograd.recomputation import Recompute
+from minidist.backend import Format
 from minidist.rng import Randomness
-from minidist.rounding import Format
 from tests.strategies import broadcastable, seeds, shapes
 
 CASES = {}

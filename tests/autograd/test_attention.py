@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
-from minidist.attention_scores import BLOCK, WHOLE, computed_scores, kept_scores
 from minidist.autograd import attention
 from minidist.autograd.attention import (
     BlockwiseAttention,
@@ -17,6 +16,7 @@ from minidist.autograd.attention import (
     padded_attention,
 )
 from minidist.autograd.recomputation import kept_bytes
+from minidist.pieces import BLOCK, WHOLE, computed_scores, kept_scores
 from tests.strategies import arrays, host, leaf, seeds
 
 FORMS = {"in one piece": CausalAttention, "in blocks": BlockwiseAttention}

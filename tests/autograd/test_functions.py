@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.autograd import functions, losses
-from minidist.dtypes import float_dtype
+from minidist.backend import float_dtype
 from minidist.rng import Randomness
 from tests.strategies import arrays, host, leaf, seeds
 

@@ -15,7 +15,7 @@ from minidist.autograd import (
     functions,
     losses,
 )
-from minidist.dtypes import float_dtype
+from minidist.backend import float_dtype
 from minidist.errors import is_wrong_input
 from minidist.nn.mixture_of_experts import Combine
 from minidist.rng import Randomness

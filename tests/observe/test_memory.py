@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, optim
-from minidist.attention_scores import kept_scores
 from minidist.autograd.recomputation import kept_bytes
+from minidist.pieces import kept_scores
 from minidist.planning.costs.kept import block_keeps, korthikanti_bytes
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.rng import Randomness

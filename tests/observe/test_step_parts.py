@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.attention_scores import WHOLE, blocks, computed_scores
 from minidist.autograd.kernels import sum_rows
 from minidist.autograd.products import batched_matmul
 from minidist.backend import matmul
@@ -19,6 +18,7 @@ from minidist.observe.step_parts import (
     stand_ins,
     step_parts,
 )
+from minidist.pieces import WHOLE, blocks, computed_scores
 from minidist.pipeline_parallel.partition import counted_costs
 
 

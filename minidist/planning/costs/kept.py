@@ -25,8 +25,8 @@ Over cp (ring attention) a rank has T/cp positions, and keeps no T T either.
 from math import ceil
 from typing import NamedTuple
 
-from minidist.attention_scores import in_one_piece
 from minidist.errors import WrongInput
+from minidist.pieces import in_one_piece
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from minidist.attention_scores import in_one_piece
+from minidist.pieces import in_one_piece
 from minidist.planning.costs import traffic
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Machine, Plan

@@ -9,15 +9,14 @@ import numpy as np
 from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.autograd.losses import scaled
-from minidist.backend import on_device_of, widen
+from minidist.backend import FLOAT16, on_device_of, rounded, widen
 from minidist.comm import Group
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.replicas import check_statistics
-from minidist.rng import generator
-from minidist.rounding import FLOAT16, draws_for, rounded
+from minidist.rng import draws_for, generator
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
 from minidist.verify.strategies.record import Costs, Strategy
