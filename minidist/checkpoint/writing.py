@@ -300,7 +300,7 @@ def prepare(folder: Path, step: int, about: dict, stack: ExitStack) -> None:
         sync(folder)
 
     def undo(kind: type | None, *_) -> None:  # a ValueError: all ranks have stopped to write
-        if kind is ValueError and not (target / manifest.NAME).exists():
+        if kind is WrongInput and not (target / manifest.NAME).exists():
             remove(target)
 
     stack.push(undo)

@@ -1,25 +1,13 @@
-"""What a caller may give to a group; what it may not raises ValueError, with the remedy.
-
-One thread of a rank at a time may be in the collectives of a group (`collective`). The ranks of a
-group match calls by their order, and two threads have no common order: a call of one thread on this
-rank could meet a call of the other thread on the next rank. The error must not be lost with the
-thread that gets it. So the rank fails: every thread of it that communicates gets the error, and so
-does the run, even if the worker returns.
-"""
+"""What a caller may give to a group; what it may not raises ValueError, with the remedy."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterable
-from functools import wraps
 from operator import index
-from typing import Protocol
 
 import numpy as np
 
 from minidist.backend import Array, is_half, on_gpu
 from minidist.comm.collectives import ALGORITHMS
-from minidist.comm.diagnosis import call_site
-from minidist.comm.fabric import Fabric
 from minidist.errors import WrongInput, check_name
 from minidist.pieces import split_sizes
 
@@ -157,34 +145,3 @@ def ufunc(op: str, xp=np) -> Callable:
     """Return the function of NumPy, or of xp, that combines two arrays."""
     check_name("reduction", op, list(REDUCTIONS))
     return getattr(xp, REDUCTIONS[op])
-
-
-class OneAtATime(Protocol):
-    """A group, as `collective` needs it: a lock that a thread has while it is in a collective."""
-
-    in_collective: threading.Lock
-    fabric: Fabric
-
-
-def collective(operation: Callable) -> Callable:
-    """Let one thread at a time call this method of Group, or any other one that is wrapped so."""
-
-    @wraps(operation)
-    def call(group: OneAtATime, *args, **kwargs):
-        if not group.in_collective.acquire(blocking=False):
-            group.fabric.fail(_second_thread(group.fabric.rank, operation.__name__))
-        try:
-            return operation(group, *args, **kwargs)
-        finally:
-            group.in_collective.release()
-
-    return call
-
-
-def _second_thread(rank: int, operation: str) -> ValueError:
-    return WrongInput(
-        f"rank {rank} called {operation} at {call_site()} in thread "
-        f"{threading.current_thread().name!r} while another of its threads was in a collective of "
-        "the same group; give each thread a group of its own: group.split(0), called before the "
-        "threads start"
-    )

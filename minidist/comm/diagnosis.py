@@ -35,7 +35,7 @@ class Signature:
         self.fingerprint = int.from_bytes(digest, "little")
 
 
-def signature_of(name: str, details: tuple, label: str | None) -> Signature:
+def signature_of(name: str, details: tuple = (), label: str | None = None) -> Signature:
     """Return the signature of a call."""
     if label is not None and not isinstance(label, str):
         raise WrongInput(f"a label is a string or None, not {label!r}")

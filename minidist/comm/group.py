@@ -29,7 +29,6 @@ from minidist.comm.arguments import (
     check_out,
     check_part,
     check_place,
-    collective,
     joined_along,
     listed,
     numeric,
@@ -165,15 +164,72 @@ class Request:
         return self._result
 
 
-class PointToPoint:
-    """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
+def address_of(
+    members: list[int], key_of: Callable[[int], Key], what: str, rank: int, tag: int
+) -> tuple[int, Key]:
+    """Return a rank's number in the world, and the key of its messages with this tag."""
+    return members[valid_rank(rank, len(members), what)], key_of(whole(tag, "a tag"))
 
-    A message has a tag. Messages of one sender and one tag keep their order.
+
+def collective(operation: Callable) -> Callable:
+    """Let one thread at a time call this method of Group, or any other one that is wrapped so.
+
+    The ranks of a group match calls by their order, and two threads have no common order: a call of
+    one thread on this rank could meet a call of the other thread on the next rank. The error must
+    not be lost with the thread that gets it, so the rank fails.
     """
 
-    def __init__(self, fabric: Fabric, members: list[int], splits: tuple[int, ...], ledger: Ledger):
-        self.fabric, self.members, self.splits, self.ledger = fabric, members, splits, ledger
+    @wraps(operation)
+    def call(group: "Group", *args, **kwargs):
+        if not group.in_collective.acquire(blocking=False):
+            group.fabric.fail(_second_thread(group.fabric.rank, operation.__name__))
+        try:
+            return operation(group, *args, **kwargs)
+        finally:
+            group.in_collective.release()
+
+    return call
+
+
+def _second_thread(rank: int, operation: str) -> ValueError:
+    return WrongInput(
+        f"rank {rank} called {operation} at {call_site()} in thread "
+        f"{threading.current_thread().name!r} while another of its threads was in a collective of "
+        "the same group; give each thread a group of its own: group.split(0), called before the "
+        "threads start"
+    )
+
+
+class Group:
+    """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
+
+    Made by `run` and `Cluster`, and by `split`.
+
+    Any thread may send and receive. A message has a tag; messages of one sender and one tag keep
+    their order. The collectives are for one thread at a time: two threads that communicate at once
+    need a group each, from `split(0)` before they start. A second thread in a collective is a
+    ValueError, and fails the run even where that thread's exceptions are lost.
+
+    device  "cpu", "gpu" or "gpu:N": where `empty` allocates, see `run`
+    ledger  payload bytes that this rank has sent as a member of this very group, see Ledger
+    log     None, or the EventLog of this rank
+    fabric, communicator   what moves messages and arrays
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        members: list[int],
+        splits: tuple[int, ...],
+        communicator: Communicator,
+    ):
+        self.fabric, self.communicator = fabric, communicator
+        self.members, self.splits, self.ledger = members, splits, communicator.ledger
         self.rank, self.size = members.index(fabric.rank), len(members)
+        self.run, self.device, self.log = fabric.run, fabric.device, fabric.log
+        self.in_collective = threading.Lock()
+        self._collectives = self._splits = 0
+        self._levels: TwoLevels | None = None
         # What was checked once is remembered: by type, too, since 1.0 == 1 but is no rank.
         key_of = partial(Key, fabric.run, splits, "message")
         self._remembered = lru_cache(1024, typed=True)(partial(address_of, members, key_of))
@@ -182,7 +238,7 @@ class PointToPoint:
     def __repr__(self):
         return f"Group(rank={self.rank}, size={self.size})"
 
-    def __deepcopy__(self, memo: dict | None = None) -> "PointToPoint":
+    def __deepcopy__(self, memo: dict | None = None) -> "Group":
         """A copy of what communicates has the same partners, in the same sequence of calls."""
         return self
 
@@ -245,7 +301,8 @@ class PointToPoint:
         queue = self._requests.setdefault(where, deque())
 
         def complete() -> Array:
-            array = self._receive(*where)
+            member, key = self._address("source", *where)
+            _, array = self.fabric.recv([member], key, "recv")
             if len(queue) == 1:
                 del self._requests[where]
             return array
@@ -274,57 +331,7 @@ class PointToPoint:
         elements(shape)  # refuses negative sides wherever the array is to be
         return self.fabric.empty(shape, numeric_dtype(dtype))
 
-    def _address(self, what: str, rank: int, tag: int) -> tuple[int, Key]:
-        """Return a rank's number in the world, and the key of its messages with this tag."""
-        try:
-            return self._remembered(what, rank, tag)
-        except TypeError:  # not hashable; an array of no dimensions may be a whole number, though
-            return self._remembered(what, whole(rank, what), whole(tag, "a tag"))
-
-    def _valid(self, rank: int, what: str) -> int:
-        return valid_rank(rank, self.size, what)
-
-    def _receive(self, source: int, tag: int) -> Array:
-        member, key = self._address("source", source, tag)
-        return self.fabric.recv([member], key, "recv")[1]
-
-
-def address_of(
-    members: list[int], key_of: Callable[[int], Key], what: str, rank: int, tag: int
-) -> tuple[int, Key]:
-    """Return what PointToPoint._address does."""
-    return members[valid_rank(rank, len(members), what)], key_of(whole(tag, "a tag"))
-
-
-class Group(PointToPoint):
-    """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
-
-    Made by `run` and `Cluster`, and by `split`.
-
-    Any thread may send and receive: `send recv recv_any isend irecv` are in point_to_point.py. The
-    collectives are for one thread at a time: two threads that communicate at once need a group
-    each, from `split(0)` before they start. A second thread in a collective is a ValueError, and
-    fails the run even where that thread's exceptions are lost.
-
-    device  "cpu", "gpu" or "gpu:N": where `empty` allocates, see `run`
-    ledger  payload bytes that this rank has sent as a member of this very group, see Ledger
-    log     None, or the EventLog of this rank
-    fabric, communicator   what moves messages and arrays
-    """
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        members: list[int],
-        splits: tuple[int, ...],
-        communicator: Communicator,
-    ):
-        super().__init__(fabric, members, splits, communicator.ledger)
-        self.communicator = communicator
-        self.run, self.device, self.log = fabric.run, fabric.device, fabric.log
-        self.in_collective = threading.Lock()
-        self._collectives = self._splits = 0
-        self._levels: TwoLevels | None = None
+    # Collectives.
 
     @collective
     def all_reduce(
@@ -495,6 +502,16 @@ class Group(PointToPoint):
         chosen = [r for r in range(self.size) if wishes[r][:2].tolist() == wanted]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         return self._group_of(chosen, type(self))
+
+    def _address(self, what: str, rank: int, tag: int) -> tuple[int, Key]:
+        """Return a rank's number in the world, and the key of its messages with this tag."""
+        try:
+            return self._remembered(what, rank, tag)
+        except TypeError:  # not hashable; an array of no dimensions may be a whole number, though
+            return self._remembered(what, whole(rank, what), whole(tag, "a tag"))
+
+    def _valid(self, rank: int, what: str) -> int:
+        return valid_rank(rank, self.size, what)
 
     def channel(self, operation: str, payload: bool = True) -> Channel:
         """Return a channel for the messages of one collective; every rank must call this alike.

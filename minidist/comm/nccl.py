@@ -38,22 +38,16 @@ from contextlib import contextmanager
 from functools import cache, partial, wraps
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.backend import Array, device_module, gpus, on_device_of, on_gpu, to_device
 from minidist.comm.communicator import BY_FORMULA, Communicator, Key, NewGroup, Staged, order_shows
 from minidist.comm.diagnosis import Signature
-from minidist.comm.fabric import Connect
+from minidist.comm.fabric import Connect, Fabric
 from minidist.errors import WrongInput
 from minidist.pieces import split_sizes
-
-if TYPE_CHECKING:
-    from cupy.cuda import Device
-    from cupy.cuda.nccl import NcclCommunicator
-
-    from minidist.comm.fabric import Fabric
 
 REDUCTIONS = {  # by kind of dtype: what NCCL does as NumPy does it
     "i": ("sum", "prod", "max", "min"),
@@ -104,10 +98,7 @@ def check_ranks(size: int, device: str) -> None:
         )
 
 
-# One rank per GPU.
-
-
-def address_of(gpu: "Device") -> int:
+def address_of(gpu: Any) -> int:
     """Return the address of a GPU on the PCI bus; NCCL tells GPUs apart by it, too.
 
     0000:3B:00.0 is 0x3b000.
@@ -125,9 +116,6 @@ def check_gpus(addresses: list[int], hosts: list[int]) -> None:
                 f"{where[0]}, and NCCL has one rank per GPU: give each rank another one, or "
                 f"{REMEDY}"
             )
-
-
-# What NCCL can do.
 
 
 @cache
@@ -163,10 +151,7 @@ def grouped() -> Iterator[None]:
         load().groupEnd()
 
 
-# Joining.
-
-
-def join(fabric: "Fabric", members: list[int], splits: tuple[int, ...]) -> "NcclCommunicator":
+def join(fabric: Fabric, members: list[int], splits: tuple[int, ...]) -> Any:
     """Return NCCL's communicator of these ranks, all of which call this.
 
     The first of them makes a unique id, which the others get in a message. (`commSplit`, which
@@ -202,7 +187,7 @@ class NcclCommunicator:
     comm   NCCL's; the first collective that needs it makes it, which takes time and memory
     """
 
-    def __init__(self, fabric: "Fabric", new: NewGroup, below: Communicator, gpu: Any):
+    def __init__(self, fabric: Fabric, new: NewGroup, below: Communicator, gpu: Any):
         self.fabric, self.members, self.splits = fabric, new.members, new.splits
         self.below, self.gpu = below, gpu
         self.me, self.size = self.members.index(fabric.rank), len(self.members)
@@ -218,11 +203,6 @@ class NcclCommunicator:
 
     def exchange(self, number: int) -> list[int]:
         return self.below.exchange(number)
-
-    def _meet(self, call: Signature) -> None:
-        """Meet; join NCCL's communicator."""
-        self.below.meet(call)
-        self._join()
 
     def _join(self) -> None:
         """Make NCCL's communicator if the group needs it for the first time."""
@@ -244,7 +224,8 @@ class NcclCommunicator:
         if in_place and out is not x:  # x may be a part of out, so it is copied before NCCL writes
             result[...] = to_device(x, "gpu")
         source = result if in_place else _on_gpu(x)
-        self._meet(call)
+        self.below.meet(call)
+        self._join()
         self._start("allReduce", [source, result], x.size * parts, *kinds)
         self.fabric.reordered |= order_shows(x.dtype, self.size)
         own = split_sizes(x.size, self.size)[self.me]
@@ -259,7 +240,8 @@ class NcclCommunicator:
         parts, *kinds = found
         source, mine = _on_gpu(x), ends[self.me + 1] - ends[self.me]
         result = device_module("gpu").empty((mine, *x.shape[1:]), x.dtype)
-        self._meet(call)
+        self.below.meet(call)
+        self._join()
         pieces = [source[start:stop] for start, stop in pairwise(ends)]
         if len({len(piece) for piece in pieces}) == 1:
             self._start("reduceScatter", [source, result], result.size * parts, *kinds)
@@ -277,7 +259,8 @@ class NcclCommunicator:
         if self.size == 1:
             return self.below.gather_into(call, out, ends)
         whole = _on_gpu(out)
-        self._meet(call)
+        self.below.meet(call)
+        self._join()
         pieces = [whole[start:stop] for start, stop in pairwise(ends)]
         mine, kind = pieces[self.me], load().NCCL_UINT8  # bytes, whatever the dtype
         if len({len(piece) for piece in pieces}) == 1:
@@ -337,7 +320,7 @@ class NcclCommunicator:
 
 def connect(
     below: Connect,
-    fabric: "Fabric",
+    fabric: Fabric,
     new: NewGroup,
     parent: Communicator | None,
 ) -> NcclCommunicator | None:

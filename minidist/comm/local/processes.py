@@ -193,8 +193,8 @@ def serve(
     memory = SharedMemory(mmap.mmap(file, 0), place.rank, place.size)
     os.close(file)
     with limit_blas(place.size):
-        process = RankProcess(place.rank, control, peers)
-        process.connect(place, memory, Alarm(alarm.numbers[0], writers))
+        alarms = Alarm(alarm.numbers[0], writers)
+        process = RankProcess(place, control, peers, memory, alarms)
         process.work()
         process.fabric.close()
 
@@ -202,16 +202,20 @@ def serve(
 class RankProcess:
     """What both threads of a rank share, and what each does."""
 
-    def __init__(self, rank: int, control: Connection, peers: dict[int, Connection]):
-        self.rank, self.control, self.peers = rank, control, peers
+    def __init__(
+        self,
+        place: Place,
+        control: Connection,
+        peers: dict[int, Connection],
+        memory: SharedMemory,
+        alarm: Alarm,
+    ):
+        self.rank, self.control, self.peers = place.rank, control, peers
         self.mailbox, self.ordered = Mailbox(), 0
         self.orders: queue.SimpleQueue[tuple[int, bool, bytes] | None] = queue.SimpleQueue()
         self.done, self.answering = 0, threading.Lock()
         self.readers: dict[int, RingBufferReader] = {}
         self.writers: dict[int, RingBufferWriter] = {}
-
-    def connect(self, place: Place, memory: SharedMemory, alarm: Alarm) -> None:
-        """Make the fabric; open the ring buffers where ranks spin."""
         self.fabric = Fabric(place, self.mailbox, memory, alarm, self.deliver)
         if SPINS:
             self._open_ring_buffers(memory, place.size)
@@ -297,7 +301,7 @@ class RankProcess:
 
 
 class ProcessRanks:
-    """The caller's side: one process per rank, and a control connection to each."""
+    """The caller's side, see Ranks in cluster.py: a process and a connection for each rank."""
 
     def __init__(
         self,
@@ -366,7 +370,6 @@ class ProcessRanks:
                 control.send(("run", run, logged, payload))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
         if not self.came_in:
             self._read(self.awaited, timeout)
         found, self.came_in = self.came_in, []
@@ -430,11 +433,9 @@ class ProcessRanks:
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         return judge()
 
-    def finish(self) -> None:
-        """End a run in which every rank has reported."""
+    def finish(self) -> None: ...
 
     def stop(self, patience: float = 0.0) -> None:
-        """End every rank: by itself if it is idle within `patience` seconds, else by force."""
         for control in self.controls:
             control.close()
         deadline = time.monotonic() + patience

@@ -188,8 +188,7 @@ class SharedMemoryCommunicator:
         self.board.meet(call)
 
     def exchange(self, number: int) -> list[int]:
-        """Return the number that each rank has given."""
-        return self.board.meet(signature_of("split", (), None), number)
+        return self.board.meet(signature_of("split"), number)
 
     def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> Array | None:
         if not self.others:
@@ -350,7 +349,7 @@ def share_device_memory(
 
     All ranks call this, once. The first rank that cannot prints the reason.
     """
-    signature = signature_of("open the memory of all GPUs", (), None)
+    signature = signature_of("open the memory of all GPUs")
     reason: Exception | None = None
     memory: DeviceMemory | None = None
     try:

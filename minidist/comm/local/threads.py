@@ -87,6 +87,8 @@ class Turns:
 
 
 class ThreadRanks:
+    """The caller's side, see Ranks in cluster.py."""
+
     def __init__(
         self,
         size: int,
@@ -144,7 +146,6 @@ class ThreadRanks:
             self.queue.put((fabric.rank, report))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
         try:
             found = [self.queue.get(timeout=timeout)]
             while not self.queue.empty():
@@ -154,7 +155,6 @@ class ThreadRanks:
             return []
 
     def snapshots(self) -> Snapshots:
-        """Return what every rank waits for."""
         return {fabric.rank: fabric.snapshot() for fabric in self.fabrics}
 
     def pid_of(self, rank: int) -> int:
@@ -164,7 +164,6 @@ class ThreadRanks:
         return judge()
 
     def finish(self) -> None:
-        """End a run in which every rank has reported."""
         for thread in self.threads:
             thread.join()
         self.threads = []

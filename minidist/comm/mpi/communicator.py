@@ -116,8 +116,7 @@ class MpiCommunicator:
             raise mismatch(self.members, self.comm.allgather(text))
 
     def exchange(self, number: int) -> list[int]:
-        """Return the number that each rank has given."""
-        self.meet(signature_of("split", (), None))
+        self.meet(signature_of("split"))
         return self.comm.allgather(number)
 
     def _wait(self, request: "MPI.Request", operation: str) -> None:

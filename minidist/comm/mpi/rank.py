@@ -173,7 +173,7 @@ class MpiRank:
             comm = self.world.Dup()
         else:
             assert isinstance(parent, MpiCommunicator)
-            parent.meet(signature_of("split", (), None))  # so that all come to what follows
+            parent.meet(signature_of("split"))  # so that all come to what follows
             if not new.members:
                 parent.comm.Split(load().UNDEFINED)
                 return None

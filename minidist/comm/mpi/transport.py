@@ -193,13 +193,11 @@ class MpiRanks:
             raise
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
         self._serve_until(lambda: self.came_in, timeout=timeout)
         found, self.came_in = self.came_in, []
         return found
 
     def snapshots(self) -> Snapshots:
-        """Ask every rank what it waits for; None for one that does not answer within a second."""
         self.answers = {0: self._snapshot()}
         for rank in set(range(1, self.size)) - self.asked:  # one question at a time
             self.asked.add(rank)
@@ -215,7 +213,6 @@ class MpiRanks:
         return self.pids[rank]
 
     def finish(self) -> None:
-        """End a run in which every rank has reported."""
         self._serve_until(lambda: not self.sending)
         if self.rank is not None and self.thread is not None:
             self.rank.polling.stopped_everywhere.set()  # a rank reports after it has stopped
