@@ -81,7 +81,7 @@ def check_name(what: str, name, names: Collection) -> None:
 
 
 def unknown(what: str, name, names: Collection) -> str:
-    """Return what an error says of a name that is none of `names`."""
+    """Format the error for a name that is none of `names`."""
     near = nearest(name, names)
     mean = f"did you mean {near}? Choose" if near else "choose"
     return f"unknown {what} {name!r}; {mean} one of {', '.join(map(str, names))}"

@@ -78,19 +78,19 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     """
     if not path.exists():
         return None
-    found = read_object(path)
+    config = read_object(path)
     names = {name: key for key, others in SIZES.items() for name in (key, *others)}
-    check_keys(path, found, FUNCTION, {*names, *HEADS, *HARMLESS}, "nn.Transformer")
-    if found.get("n_inner") is None and sizes["n_inner"] != 4 * sizes["n_embd"]:
+    check_keys(path, config, FUNCTION, {*names, *HEADS, *HARMLESS}, "nn.Transformer")
+    if config.get("n_inner") is None and sizes["n_inner"] != 4 * sizes["n_embd"]:
         raise WrongInput(f"{path} has no n_inner, and the arrays beside it have {sizes['n_inner']}")
-    for key, value in found.items():
+    for key, value in config.items():
         if key in names and (value is not None or key != "n_inner"):
             size = sizes[names[key]]
             if type(value) is not int or value != size:
                 refuse(path, key, value, f"the arrays beside it have {size}")
         elif key in HEADS and (type(value) is not int or value < 1):
             refuse(path, key, value, "a number of heads is a whole number from 1")
-    asked = {found[key] for key in HEADS if key in found} or {USUAL_HEADS}
+    asked = {config[key] for key in HEADS if key in config} or {USUAL_HEADS}
     if len(asked) > 1:
         raise WrongInput(f"{path} has {' and '.join(HEADS)} that differ")
     return asked.pop()
@@ -144,11 +144,11 @@ def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32"
 
 def without_prefix(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
     """Return arrays without the prefix that the model with a head gives to their names."""
-    found = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
-    if len(found) < len(arrays):
-        twice = next(name for name in found if {name, PREFIX + name} <= arrays.keys())
+    plain = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
+    if len(plain) < len(arrays):
+        twice = next(name for name in plain if {name, PREFIX + name} <= arrays.keys())
         raise WrongInput(f"{path} has both {twice} and {PREFIX}{twice}; remove one of them")
-    return found
+    return plain
 
 
 def matrix(arrays: dict[str, np.ndarray], name: str, path: Path) -> tuple[int, int]:

@@ -77,30 +77,30 @@ def sizes_of(path: Path) -> dict:
 
     ValueError, with the key, if it asks for what nn.Llama does not compute.
     """
-    found = read_object(path)
-    check_keys(path, found, FUNCTION, {*SIZES, *OTHERS, *HARMLESS}, "nn.Llama")
-    asked: dict = {ours: whole(path, key, found.get(key)) for key, ours in SIZES.items()}
+    config = read_object(path)
+    check_keys(path, config, FUNCTION, {*SIZES, *OTHERS, *HARMLESS}, "nn.Llama")
+    asked: dict = {ours: whole(path, key, config.get(key)) for key, ours in SIZES.items()}
     heads, width = asked["heads"], asked["width"]
-    kv_heads = found.get("num_key_value_heads")
+    kv_heads = config.get("num_key_value_heads")
     asked["kv_heads"] = heads if kv_heads is None else whole(path, "num_key_value_heads", kv_heads)
-    head_width = found.get("head_dim")
+    head_width = config.get("head_dim")
     if head_width is not None and (type(head_width) is not int or head_width * heads != width):
         refuse(path, "head_dim", head_width, f"nn.Llama's {heads} heads split a width of {width}")
-    asked["tied"] = found.get("tie_word_embeddings", False)
+    asked["tied"] = config.get("tie_word_embeddings", False)
     if type(asked["tied"]) is not bool:
         refuse(path, "tie_word_embeddings", asked["tied"], "it is true or false")
-    asked["eps"] = positive(path, "rms_norm_eps", found.get("rms_norm_eps", USUAL_EPS))
-    return asked | {"theta": theta_of(path, found)}
+    asked["eps"] = positive(path, "rms_norm_eps", config.get("rms_norm_eps", USUAL_EPS))
+    return asked | {"theta": theta_of(path, config)}
 
 
 def theta_of(path: Path, found: dict) -> float | Stretched:
     """Return the base of the rotary angles, from rope_parameters or, in older files, two keys."""
-    given = [key for key in ("rope_parameters", "rope_scaling") if found.get(key) is not None]
-    if len(given) > 1:
-        raise WrongInput(f"{path} has {' and '.join(given)}; which of them counts is not known")
-    rope = found[given[0]] if given else {}
+    keys = [key for key in ("rope_parameters", "rope_scaling") if found.get(key) is not None]
+    if len(keys) > 1:
+        raise WrongInput(f"{path} has {' and '.join(keys)}; which of them counts is not known")
+    rope = found[keys[0]] if keys else {}
     if not isinstance(rope, dict):
-        refuse(path, given[0], rope, "it is an object with keys and values, or null")
+        refuse(path, keys[0], rope, "it is an object with keys and values, or null")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         refuse(path, "rope_type", kind, "nn.Llama computes what 'default' and 'llama3' ask for")
@@ -172,10 +172,10 @@ def shapes_of(
     vocab, width, heads, kv_heads, depth, hidden, tied, **more
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each array by its published name, without `.weight`."""
-    C, F, own = width, hidden, kv_heads * (width // heads)  # K D
+    C, F, K_D = width, hidden, kv_heads * (width // heads)  # K D
     of_block: dict[str, tuple[int, ...]] = dict.fromkeys(NORMS, (C,))
     of_block |= {f"self_attn.{part}_proj": (C, C) for part in "qo"}
-    of_block |= {f"self_attn.{part}_proj": (own, C) for part in "kv"}
+    of_block |= {f"self_attn.{part}_proj": (K_D, C) for part in "kv"}
     of_block |= {f"mlp.{part}_proj": (F, C) for part in ("gate", "up")}
     of_block |= {"mlp.down_proj": (C, F)}
     blocks = {f"model.layers.{i}.{k}": of_block[k] for i in range(depth) for k in of_block}

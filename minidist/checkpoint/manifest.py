@@ -129,10 +129,10 @@ def folders(folder: Path) -> dict[int, Path]:
     """Return the folders of checkpoints by step, oldest first, whole or not."""
     with in_words(f"read the folder {folder}"):
         try:
-            found = {path: FOLDER.fullmatch(path.name) for path in folder.iterdir()}
+            matches = {path: FOLDER.fullmatch(path.name) for path in folder.iterdir()}
         except FileNotFoundError:
             return {}
-        steps = sorted((int(match[1]), path) for path, match in found.items() if match)
+        steps = sorted((int(match[1]), path) for path, match in matches.items() if match)
         return {n: path for n, path in steps if path.name == folder_of(n) and path.is_dir()}
 
 
@@ -167,7 +167,7 @@ def slice_of(described: dict, shape: Sequence[int]) -> Slice:
 
 
 def header(path: Path) -> bytes:
-    """Return what is before the arrays in a safetensors file: 8 bytes, n, and n bytes of JSON."""
+    """Return the header of a safetensors file: 8 bytes, n, and n bytes of JSON."""
     with open(path, "rb") as file:
         length = file.read(8)
         return length + file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
@@ -199,20 +199,20 @@ def json_in(text: bytes, path: Path):
 
 def read(path: Path) -> dict:
     """Return the manifest in a file; ValueError if it is damaged, foreign or of a newer version."""
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise WrongInput(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
-    if found.get("version") != VERSION:
+    if manifest.get("version") != VERSION:
         raise WrongInput(
-            f"{path} has version {found.get('version')}, and this minidist reads version "
+            f"{path} has version {manifest.get('version')}, and this minidist reads version "
             f"{VERSION}; use the minidist that wrote it"
         )
-    if found.get("checksum") != own_checksum(found):
+    if manifest.get("checksum") != own_checksum(manifest):
         raise Damaged(f"{path} is damaged: its checksum is wrong")
-    if missing := {"step", "about", "arrays", "files"} - found.keys():
+    if missing := {"step", "about", "arrays", "files"} - manifest.keys():
         raise Damaged(f"{path} is damaged: it has no {min(missing)}")
-    if path.parent.name != folder_of(found["step"]):
-        raise WrongInput(f"{path} is of step {found['step']}: its folder has got another name")
-    if strange := [name for name in found["files"] if not FILE.fullmatch(name)]:
+    if path.parent.name != folder_of(manifest["step"]):
+        raise WrongInput(f"{path} is of step {manifest['step']}: its folder has got another name")
+    if strange := [name for name in manifest["files"] if not FILE.fullmatch(name)]:
         raise WrongInput(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
-    return found
+    return manifest

@@ -93,24 +93,24 @@ class KeptOptimizer(Protocol):
 
 
 def parts_of(model: Holder, optimizer: KeptOptimizer) -> list[Part]:
-    """Return what this rank holds of the weights and of the optimizer's state.
+    """Return this rank's parts of the weights and of the optimizer's state.
 
     Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. What has no
     copies is saved in float32, too, since files have no bfloat16.
     What an optimizer changes is not copied: save it before the next update.
     """
-    found: list[Part] = []
+    parts: list[Part] = []
     slices = optimizer.slices
     weights = optimizer.copies or [s.data for s in slices]
     states = optimizer.state or [[] for _ in slices]
     for s, values, state in zip(slices, weights, states, strict=True):
         for cut, at in placed(s.slices):
-            found.append(Part(cut, widen(values[at])))
-            found += [Part(of_state(cut, i), widen(array[at])) for i, array in enumerate(state)]
+            parts.append(Part(cut, widen(values[at])))
+            parts += [Part(of_state(cut, i), widen(array[at])) for i, array in enumerate(state)]
     for p in model.named_parameters().values():
         if not p.requires_grad and not p.elsewhere:  # frozen, such as a batch norm's running mean
-            found.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
-    return found
+            parts.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
+    return parts
 
 
 def placed(cuts: tuple[Slice, ...]) -> list[tuple[Slice, slice]]:
@@ -125,7 +125,7 @@ def of_state(cut: Slice, number: int) -> Slice:
 
 
 def about(optimizer: KeptOptimizer) -> dict:
-    """Return what a manifest says of an optimizer."""
+    """Return the manifest's entry of an optimizer."""
     return {
         "kind": optimizer.kind,
         "steps": optimizer.steps,
@@ -150,8 +150,8 @@ def restore(saved: Source, model: Holder, optimizer: KeptOptimizer) -> None:
             f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "
             f"{of['kind']}, or use another folder"
         )
-    held = [p for p in model.named_parameters().values() if not p.elsewhere]
-    for p in dict.fromkeys([*held, *optimizer.parameters]):
+    here = [p for p in model.named_parameters().values() if not p.elsewhere]
+    for p in dict.fromkeys([*here, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]
         fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
         p.note_load()
@@ -188,14 +188,14 @@ def state_of(saved: Source, s: FlatSlice, number: int, like: Array) -> Array:
 def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False) -> None:
     """Write vectors, one after the other, into an array; ValueError if that would round them."""
     vector = np.concatenate([np.empty(0, array.dtype), *values]) if len(values) != 1 else values[0]
-    own = vector.astype(array.dtype, copy=False)
+    cast = vector.astype(array.dtype, copy=False)
     exact = rounds or np.can_cast(vector.dtype, array.dtype, "safe")
-    if not exact and not np.array_equal(own.astype(vector.dtype), vector):
+    if not exact and not np.array_equal(cast.astype(vector.dtype), vector):
         raise WrongInput(
             f"{name} is {array.dtype} in the model, and would round the {vector.dtype} of the "
             "checkpoint; use a model of its dtype"
         )
-    array[...] = on_device_of(own, array).reshape(array.shape)
+    array[...] = on_device_of(cast, array).reshape(array.shape)
 
 
 @dataclass(frozen=True, eq=False)

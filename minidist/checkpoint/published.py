@@ -46,10 +46,10 @@ COMMON = frozenset(  # keys of all architectures that do not change the logits o
 
 def read_object(path: Path) -> dict:
     """Return the object in a file of JSON."""
-    found = manifest.read_json(path)
-    if not isinstance(found, dict):
+    value = manifest.read_json(path)
+    if not isinstance(value, dict):
         raise WrongInput(f"{path} is damaged: it is no JSON object with keys and values")
-    return found
+    return value
 
 
 def check_keys(path: Path, found: dict, function: dict, known: set[str], model: str) -> None:
@@ -96,14 +96,14 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(map(is_beside, places.values())):
         raise WrongInput(f"{folder / INDEX} has no weight_map from arrays to files beside it")
-    found: dict[str, np.ndarray] = {}
+    arrays_of_all: dict[str, np.ndarray] = {}
     for name in sorted(set(places.values())):
         arrays = read(folder / name)
         if wrong := sorted(arrays.keys() ^ {array for array in places if places[array] == name}):
             where = "only one of the two knows"
             raise WrongInput(f"{folder / INDEX} and {name}: {where} {wrong[0]!r}; fetch them again")
-        found |= arrays
-    return found
+        arrays_of_all |= arrays
+    return arrays_of_all
 
 
 def is_beside(name: object) -> bool:

@@ -68,10 +68,10 @@ class Saved:
 
     def __init__(self, path: Path):
         self.path = path
-        found = manifest.read(path / manifest.NAME)
-        self.step, self.about, self.files = found["step"], found["about"], found["files"]
-        self.shapes = {name: tuple(a["shape"]) for name, a in found["arrays"].items()}
-        self.dtypes = {name: np.dtype(a["dtype"]) for name, a in found["arrays"].items()}
+        saved = manifest.read(path / manifest.NAME)
+        self.step, self.about, self.files = saved["step"], saved["about"], saved["files"]
+        self.shapes = {name: tuple(a["shape"]) for name, a in saved["arrays"].items()}
+        self.dtypes = {name: np.dtype(a["dtype"]) for name, a in saved["arrays"].items()}
         self.run = manifest.run_of(self.about)
         self.opened: dict[str, dict] = {}
         self.contents: dict[str, np.ndarray] = {}  # of the files that were read as a whole

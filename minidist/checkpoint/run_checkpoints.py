@@ -76,10 +76,10 @@ class Background:
 
     def _write(self, folder: Path, parts: list[Part], step: int, about: dict) -> None:
         try:
-            own = self._copy(writing.own_parts(folder, parts, step, about, self.group))
+            copies = self._copy(writing.own_parts(folder, parts, step, about, self.group))
         finally:
             self.copied.set()
-        writing.write_checkpoint(folder, own, step, about, self.group)
+        writing.write_checkpoint(folder, copies, step, about, self.group)
 
     def _copy(self, parts: list[Part]) -> list[Part]:
         arrays = [part.on_host() for part in parts]
@@ -100,15 +100,15 @@ def changes(before: Mapping, now: Mapping) -> list[str]:
 
     ValueError if it would have to shrink, or to change what does not grow.
     """
-    found = []
+    growth = []
     blocks = now["settings"]["depth"] - before["settings"]["depth"]
     if blocks < 0:
         raise WrongInput("a model of fewer blocks is another model; use another folder")
     if blocks:
-        found.append(plural(blocks, "new block"))
+        growth.append(plural(blocks, "new block"))
     old, data = before["data"], now["data"]
     if old == data:
-        return found
+        return growth
     if "characters" not in old or "characters" not in data:
         raise WrongInput(
             f"the checkpoint is of a run on {old['source']}, not on {data['source']}; give it the "
@@ -120,7 +120,7 @@ def changes(before: Mapping, now: Mapping) -> list[str]:
             "Text.including(characters)"
         )
     new = len(data["characters"]) - len(old["characters"])
-    return [*found, f"{data['source']}, {plural(new, 'new character')}"]
+    return [*growth, f"{data['source']}, {plural(new, 'new character')}"]
 
 
 class Grown:
@@ -201,7 +201,7 @@ class Keep:
         check_writable(self.folder, f"to the folder {self.folder}", folder=True)
 
     def saved(self, description: dict, defaults: Mapping) -> Saved | None:
-        """Return what the run goes on from, None if it begins.
+        """Return the checkpoint that the run goes on from, None if it begins.
 
         defaults  for settings that are newer than the program that saved
 
@@ -254,7 +254,7 @@ def check_description(saved: Saved, description: Mapping, defaults: Mapping) -> 
 
 
 def about_run(description: dict, began: int, optimizer: dict | None, run: list[str]) -> dict:
-    """Return what a manifest says of a run, which goes on from it."""
+    """Return the manifest's entry of a run, which goes on from it."""
     return {DESCRIPTION: description, "began": began, "optimizer": optimizer, "run": run}
 
 
@@ -301,8 +301,8 @@ class RunCheckpoints:
             grows = changes(saved.about[DESCRIPTION], description)
             self.began, self.first = steps_done_and_next(saved, grows)
             with advised(saved.path):
-                given = Grown(saved, description, fresh()) if grows else saved
-                restore(given, holder, optimizer)
+                source = Grown(saved, description, fresh()) if grows else saved
+                restore(source, holder, optimizer)
                 self.losses = saved.whole(LOSSES).tolist()[: self.first]
             group.barrier(label="resumed")  # before anybody saves, and removes what others read
             if keep.step is not None and group.rank == 0:  # it saves first, too

@@ -46,18 +46,18 @@ DTYPES = set(
 def agree(
     folder: Path, parts: list[Part], step: int, about: dict, group: Group | None
 ) -> list[list[str]]:
-    """Return what each rank holds: the descriptions of its parts, as JSON.
+    """Return the descriptions of each rank's parts, as JSON.
 
     ValueError, on every rank, if what one of them has cannot be saved, or does not fit the others'.
     """
 
     def mine() -> dict:
         number = check_step(step)
-        held = [described(part) for part in parts]
+        parts_held = [described(part) for part in parts]
         if group is None or group.rank == 0:
             check_about(about)
             check_folder(folder, number, manifest.run_of(about))
-        return {"step": number, "held": held}
+        return {"step": number, "held": parts_held}
 
     ranks = together(group, mine)
     if len(steps := sorted({rank["step"] for rank in ranks})) > 1:
@@ -73,14 +73,14 @@ def together(group: Group | None, act: Callable[[], object]) -> list:
 
     If `act` raises a ValueError on one rank, all raise it: nobody waits for it.
     """
-    own, answer = None, {}
+    failure, answer = None, {}
     try:
         answer["got"] = act()
     except ValueError as error:
-        own, answer["wrong"] = error, str(error)
+        failure, answer["wrong"] = error, str(error)
     ranks = tell([answer], group)
-    if own is not None:
-        raise own
+    if failure is not None:
+        raise failure
     for rank, of_rank in enumerate(ranks):
         if "wrong" in of_rank:
             raise WrongInput(f"{of_rank['wrong']} (rank {rank})")

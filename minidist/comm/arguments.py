@@ -131,7 +131,7 @@ def check_part(x: Array, out: Array, count: int, rank: int) -> None:
 
 
 def joined_along(axis: int, x: Array) -> tuple[np.dtype, tuple[int, ...], int]:
-    """Return what must agree between arrays that are concatenated: dtype, other dims, axis."""
+    """Return the dtype, other dims and axis that must agree between arrays to concatenate."""
     axis %= x.ndim
     return x.dtype, x.shape[:axis] + x.shape[axis + 1 :], axis
 

@@ -53,13 +53,13 @@ class Ranks(Protocol):
         """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
 
     def snapshots(self) -> Snapshots:
-        """Return what every rank waits for; None for one that does not answer."""
+        """Return a snapshot of every rank's waits; None for one that does not answer."""
 
     def pid_of(self, rank: int) -> int:
         """Return the process of a rank that does not answer."""
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
-        """Return what `judge()` returns, or raise what it raises.
+        """Return the reports of `judge()`, or raise its error.
 
         Where several processes call this, one of them calls `judge`, and all get its outcome.
         """

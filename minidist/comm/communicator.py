@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist.backend import Array, float_dtype, on_gpu, to_host
 from minidist.comm.diagnosis import Signature
+from minidist.pieces import split_sizes
 
 BY_FORMULA = " (by formula)"
 
@@ -67,7 +68,7 @@ class Staged:
 
 
 def staged(array: Array) -> Array | Staged:
-    """Return what to send of an array that several ranks get, unchanged until the last send."""
+    """Return an array to be sent to several ranks, unchanged until the last send."""
     return Staged(array) if on_gpu(array) else array
 
 
@@ -96,6 +97,12 @@ class Ledger:
 
     def __repr__(self):
         return f"Ledger({dict(self.bytes)})"
+
+
+def all_reduce_bytes(elements: int, itemsize: int, me: int, ranks: int) -> int:
+    """Return the bytes that a rank sends in an all_reduce in which each rank reduces one slice."""
+    mine = split_sizes(elements, ranks)[me]
+    return (elements - mine + (ranks - 1) * mine) * itemsize
 
 
 class Messages(Protocol):

@@ -98,8 +98,8 @@ class Row:
     def __str__(self):
         ranks = ", ".join(map(str, self.sources))
         who = f"rank{'s' if len(self.sources) > 1 else ''} {ranks}" if ranks else "nobody any more"
-        own = self.thread == "MainThread" or self.thread.startswith("rank ")
-        thread = "" if own else f" ({self.thread})"
+        is_worker = self.thread == "MainThread" or self.thread.startswith("rank ")
+        thread = "" if is_worker else f" ({self.thread})"
         return (
             f"waits in {self.operation}{thread} for {who} since {self.seconds:.1f} s at {self.site}"
         )
@@ -157,9 +157,9 @@ def without_arrived(snapshots: Snapshots) -> Snapshots:
     Where a rank cannot know who has come, as with MPI, it says that it waits for all others.
     """
     came: dict[tuple, set[int]] = {}
-    for rank, found in snapshots.items():
-        if found:
-            for row in found.rows:
+    for rank, one in snapshots.items():
+        if one:
+            for row in one.rows:
                 if row.meeting is not None:
                     came.setdefault(row.meeting, set()).add(rank)
 
@@ -170,18 +170,18 @@ def without_arrived(snapshots: Snapshots) -> Snapshots:
         return replace(row, sources=tuple(sources))
 
     return {
-        rank: found and replace(found, rows=tuple(map(corrected, found.rows)))
-        for rank, found in snapshots.items()
+        rank: one and replace(one, rows=tuple(map(corrected, one.rows)))
+        for rank, one in snapshots.items()
     }
 
 
 def is_deadlock(before: Snapshots, now: Snapshots, finished: set[int]) -> bool:
     """Compare two snapshots of every rank; `finished` ranks have returned from the worker."""
-    known = {rank: found for rank, found in now.items() if found is not None}
+    known = {rank: one for rank, one in now.items() if one is not None}
     if len(known) < len(now):
         return False
     unfinished = set(now) - finished
-    in_flight = sum(found.posted - found.arrived for found in known.values())
+    in_flight = sum(one.posted - one.arrived for one in known.values())
     blocked = bool(unfinished) and all(known[rank].blocked() for rank in unfinished)
     return blocked and in_flight == 0 and before == now
 
@@ -199,11 +199,11 @@ class Silence:
 
     def overdue(self, now: Snapshots, finished: set[int], time: float) -> set[int]:
         """Record a snapshot of every rank; return the ranks to name now, or none."""
-        state = {rank: found for rank, found in now.items() if rank not in finished}
+        state = {rank: one for rank, one in now.items() if rank not in finished}
         if state != self.state:
             self.state, self.since = state, time
-        silent = {rank for rank, found in state.items() if found is None}
-        others_wait = all(found.blocked() for found in state.values() if found is not None)
+        silent = {rank for rank, one in state.items() if one is None}
+        others_wait = all(one.blocked() for one in state.values() if one is not None)
         if self.reported or not others_wait or time - self.since < SILENCE:
             return set()
         self.reported = bool(silent)
@@ -223,8 +223,8 @@ class Silence:
 def table(snapshots: Snapshots, finished: set[int]) -> str:
     """Return a line per rank and thread: what it waits for, from whom, since when, and where."""
     rows = []
-    for rank, found in sorted(snapshots.items()):
-        lines = ["does not answer"] if found is None else found.lines()
+    for rank, one in sorted(snapshots.items()):
+        lines = ["does not answer"] if one is None else one.lines()
         rows += [f"  rank {rank}: {x}" for x in (["has finished"] if rank in finished else lines)]
     return "\n".join(rows)
 

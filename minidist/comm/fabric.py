@@ -105,8 +105,8 @@ class Mailbox:
     def _drain(self, source: int, wanted: Key | None = None) -> Message | None:
         """Take what the source has, with the lock held; stop at key `wanted` and return that."""
         polled = self.polled.get(source)
-        while polled is not None and (found := polled.poll()) is not None:
-            key, message = found
+        while polled is not None and (polled_message := polled.poll()) is not None:
+            key, message = polled_message
             if key == wanted:
                 self.count += 1
                 return message
@@ -126,19 +126,19 @@ class Mailbox:
         """
         self.enter(key.run)
         seen = self.count
-        found = self._pop(sources, key) or self._spin(sources, key, seen)
-        if found is None:
+        received = self._pop(sources, key) or self._spin(sources, key, seen)
+        if received is None:
             wait = Wait(
                 f"{operation}(tag={key.number})" if key.kind == "message" else operation,
                 lambda: [] if self._has_any(sources, key) else sources,
                 call_site(),
             )
             with self.waiting(wait):
-                while found is None:  # another thread of this rank may be faster
+                while received is None:  # another thread of this rank may be faster
                     self._sleep_until(sources, key)
                     self.check_open(key.run)
-                    found = self._pop(sources, key)
-        return found
+                    received = self._pop(sources, key)
+        return received
 
     def _pop(self, sources: list[int], key: Key) -> tuple[int, Message] | None:
         """Return the message that `take` is to return, if it is here."""
@@ -196,9 +196,9 @@ class Mailbox:
         for _ in range(self.spins):
             if _any_has_pending(polled, checks) or self.count != seen:
                 seen = self.count
-                found = self._pop(sources, key)
-                if found is not None or _any_has_pending(polled):
-                    return found  # if None: a socket's reader needs this core
+                received = self._pop(sources, key)
+                if received is not None or _any_has_pending(polled):
+                    return received  # if None: a socket's reader needs this core
             GIVE_WAY()  # the sender may need this core
         return None
 
@@ -488,7 +488,7 @@ class Fabric:
         return dict(known)
 
     def snapshot(self) -> Snapshot:
-        """Return what this rank waits for at this moment."""
+        """Return a snapshot of this rank's waits."""
         mailbox = self.mailbox
         mailbox.notify()
         posted = sum(outgoing.posted for outgoing in self.outgoing)
@@ -525,17 +525,17 @@ class MessageCommunicator:
             raise mismatch(self.members, [its.tobytes().decode() for its in texts])
 
     def _exchange(self, mine: np.ndarray, operation: str) -> list[np.ndarray]:
-        """Return what every rank of the group has given, in the order of its ranks."""
+        """Return every rank's array, in the order of the group."""
         self.meetings += 1
         key = Key(self.run, self.splits, "meeting", self.meetings)
-        found, missing = {self.fabric.rank: mine}, list(self.members)
+        received, missing = {self.fabric.rank: mine}, list(self.members)
         missing.remove(self.fabric.rank)
         for rank in missing:
             self.fabric.send(rank, key, mine)
         while missing:
-            source, found[source] = self.fabric.recv(missing, key, operation)
+            source, received[source] = self.fabric.recv(missing, key, operation)
             missing = [rank for rank in missing if rank != source]
-        return [found[rank] for rank in self.members]
+        return [received[rank] for rank in self.members]
 
     def exchange(self, number: int) -> list[int]:
         return [int(its) for its in self._exchange(np.array(number), "split")]

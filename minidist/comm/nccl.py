@@ -43,11 +43,18 @@ from typing import Any
 import numpy as np
 
 from minidist.backend import Array, device_module, gpus, on_device_of, on_gpu, to_device
-from minidist.comm.communicator import BY_FORMULA, Communicator, Key, NewGroup, Staged, order_shows
+from minidist.comm.communicator import (
+    BY_FORMULA,
+    Communicator,
+    Key,
+    NewGroup,
+    Staged,
+    all_reduce_bytes,
+    order_shows,
+)
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Connect, Fabric
 from minidist.errors import WrongInput
-from minidist.pieces import split_sizes
 
 REDUCTIONS = {  # by kind of dtype: what NCCL does as NumPy does it
     "i": ("sum", "prod", "max", "min"),
@@ -127,8 +134,8 @@ def types() -> dict[str, tuple[int, int]]:
     """
     nccl = load()
     named = "int8 uint8 int32 uint32 int64 uint64 float32 float64".split()
-    found = {name: (1, getattr(nccl, f"NCCL_{name.upper()}")) for name in named}
-    return found | {"complex64": (2, nccl.NCCL_FLOAT32), "complex128": (2, nccl.NCCL_FLOAT64)}
+    single = {name: (1, getattr(nccl, f"NCCL_{name.upper()}")) for name in named}
+    return single | {"complex64": (2, nccl.NCCL_FLOAT32), "complex128": (2, nccl.NCCL_FLOAT64)}
 
 
 def reduction(dtype: np.dtype, op: str) -> tuple[int, int, int] | None:
@@ -215,10 +222,10 @@ class NcclCommunicator:
 
     @on_its_gpu
     def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> Array | None:
-        found = reduction(x.dtype, op)
-        if found is None or self.size == 1:
+        native = reduction(x.dtype, op)
+        if native is None or self.size == 1:
             return self.below.all_reduce(call, x, op, out)
-        parts, *kinds = found
+        parts, *kinds = native
         in_place = out is not None and on_gpu(out) and out.flags.c_contiguous
         result: Array = out if in_place else device_module("gpu").empty(x.shape, x.dtype)
         if in_place and out is not x:  # x may be a part of out, so it is copied before NCCL writes
@@ -228,16 +235,16 @@ class NcclCommunicator:
         self._join()
         self._start("allReduce", [source, result], x.size * parts, *kinds)
         self.fabric.reordered |= order_shows(x.dtype, self.size)
-        own = split_sizes(x.size, self.size)[self.me]
-        self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
+        nbytes = all_reduce_bytes(x.size, x.itemsize, self.me, self.size)
+        self._count("all_reduce", nbytes)
         return result if in_place else on_device_of(result, x)
 
     @on_its_gpu
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
-        found = reduction(x.dtype, op)
-        if found is None or self.size == 1:
+        native = reduction(x.dtype, op)
+        if native is None or self.size == 1:
             return self.below.reduce_scatter(call, x, ends, op)
-        parts, *kinds = found
+        parts, *kinds = native
         source, mine = _on_gpu(x), ends[self.me + 1] - ends[self.me]
         result = device_module("gpu").empty((mine, *x.shape[1:]), x.dtype)
         self.below.meet(call)
@@ -283,25 +290,25 @@ class NcclCommunicator:
         An array on the host is a message, which follows its header.
         """
         self._join()
-        given, found = {}, {}
+        on_gpus, received = {}, {}
         for to, x in outgoing.items():
             x = x.array if isinstance(x, Staged) else x
             header = pickle.dumps((on_gpu(x), x.shape, x.dtype))
             self.fabric.send(self.members[to], key, np.frombuffer(header, np.uint8))
             if on_gpu(x):
-                given[to] = _on_gpu(x)
+                on_gpus[to] = _on_gpu(x)
             else:
                 self.fabric.send(self.members[to], key, x)
         for source in sources:
             message = partial(self.fabric.recv, [self.members[source]], key, operation)
             by_nccl, *kind = pickle.loads(message()[1])
-            found[source] = device_module("gpu").empty(*kind) if by_nccl else message()[1]
+            received[source] = device_module("gpu").empty(*kind) if by_nccl else message()[1]
         with grouped():
-            for method, arrays in (("send", given), ("recv", found)):
+            for method, arrays in (("send", on_gpus), ("recv", received)):
                 for rank, x in arrays.items():
                     if on_gpu(x):
                         self._start(method, [x], x.nbytes, load().NCCL_UINT8, rank)
-        return found
+        return received
 
     def _start(self, operation: str, places: list[Array | None], count: int, *more: int) -> None:
         """Start an operation on the current stream, unless there is nothing to move.

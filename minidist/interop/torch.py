@@ -66,17 +66,17 @@ def matches(model: nn.Module, names: Names | None = None) -> list[Match]:
     """
     turned = {layer.weight for layer in model.modules(nn.Linear)}
     renamed = {norm.gain: "weight" for kind in get_args(Norm) for norm in model.modules(kind)}
-    found, names, known = [], names or {}, dict[str, None]()
+    table, names, known = [], names or {}, dict[str, None]()
     for name, p in model.named_parameters().items():
         place, _, last = name.rpartition(".")
         theirs = f"{place}.{renamed.get(p, last)}"
-        found += [Match(name, t, p in turned) for t in _replaced(theirs, name, names)]
+        table += [Match(name, t, p in turned) for t in _replaced(theirs, name, names)]
         known |= dict.fromkeys([*accumulate(place.split("."), "{}.{}".format), name])
     for name, new in names.items():
         check_name("name of ours", name, known)
         if not new and not isinstance(new, str):
             raise WrongInput(f"names[{name!r}] is empty; give PyTorch's name, or several")
-    return found
+    return table
 
 
 def _replaced(theirs: str, ours: str, names: Names) -> list[str]:
@@ -148,20 +148,20 @@ def _unwrapped(arrays: Mapping, table: list[Match]) -> dict:
     """Return the arrays under the table's names: words that wrappers add make no difference."""
     known = {WRAPPED.sub("", match.theirs): match.theirs for match in table}
     plain = {name: WRAPPED.sub("", name) for name in arrays}
-    found = {known.get(plain[name], plain[name]): array for name, array in arrays.items()}
-    if len(found) < len(arrays):
+    renamed = {known.get(plain[name], plain[name]): array for name, array in arrays.items()}
+    if len(renamed) < len(arrays):
         twice = next(n for n in plain.values() if list(plain.values()).count(n) > 1)
         raise WrongInput(f"several names are {twice!r} without the words of wrappers; rename one")
-    return found
+    return renamed
 
 
 def load_torch(
     module: "torch.nn.Module", model: nn.Module, names: Names | None = None
 ) -> "torch.nn.Module":
     """Give a PyTorch module the model's weights and dtype; return it."""
-    state, own = to_torch(model, names), module.state_dict()
-    from_torch(model, own, names)  # raises where names or shapes differ
-    plain = dict(zip(_unwrapped(own, matches(model, names)), own, strict=True))
+    state, theirs = to_torch(model, names), module.state_dict()
+    from_torch(model, theirs, names)  # raises where names or shapes differ
+    plain = dict(zip(_unwrapped(theirs, matches(model, names)), theirs, strict=True))
     module.to(next(x.dtype for x in state.values()))
     loaded = {plain[name]: x for name, x in state.items()}
     module.load_state_dict(loaded, strict=False)  # not a tied weight's second name

@@ -372,8 +372,8 @@ class ProcessRanks:
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         if not self.came_in:
             self._read(self.awaited, timeout)
-        found, self.came_in = self.came_in, []
-        return found
+        reports, self.came_in = self.came_in, []
+        return reports
 
     def snapshots(self) -> Snapshots:
         """Ask every rank what it waits for; None for one that does not answer within a second."""

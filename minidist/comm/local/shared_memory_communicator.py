@@ -136,7 +136,7 @@ class Board:
         raise mismatch(self.members, [text.decode(errors="replace") for text in shown])
 
     def _fitting(self, signature: Signature, site: str) -> bytes:
-        """Return what was called and where. What does not fit is cut, and its digest shown."""
+        """Return a call and its place in words; of a long one, the beginning and its digest."""
         text = signature.text.encode()
         if len(text) + len(site.encode()) > TEXT_BYTES:
             site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"
@@ -173,11 +173,11 @@ class SharedMemoryCommunicator:
             first = memory.offset_of(fabric.block) - memory.begin
             block, blocks = fabric.block, [rank * memory.region + first for rank in members]
         else:
-            own = fabric.new_block() if members else None
-            places = parent.exchange(memory.offset_of(own))
-            if own is None:
+            new_block = fabric.new_block() if members else None
+            places = parent.exchange(memory.offset_of(new_block))
+            if new_block is None:
                 return None
-            block, blocks = own, [places[parent.members.index(rank)] for rank in members]
+            block, blocks = new_block, [places[parent.members.index(rank)] for rank in members]
         board = Board(fabric, members.index(fabric.rank), members, blocks, block)
         if parent is None and fabric.table is not None and len(members) > 1:
             table, fabric.table = fabric.table, None

@@ -147,10 +147,10 @@ class ThreadRanks:
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         try:
-            found = [self.queue.get(timeout=timeout)]
+            reports = [self.queue.get(timeout=timeout)]
             while not self.queue.empty():
-                found.append(self.queue.get())
-            return found
+                reports.append(self.queue.get())
+            return reports
         except queue.Empty:
             return []
 

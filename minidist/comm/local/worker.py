@@ -55,7 +55,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def copied(value: T) -> T:
-    """Return what another process would get: also a copy of what a function's closure holds."""
+    """Return the value as another process gets it: closures of functions are copied, too."""
     return pickle.loads(dumps(value))
 
 

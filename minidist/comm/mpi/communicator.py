@@ -22,12 +22,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.backend import Array, is_half, on_device_of, to_host
-from minidist.comm.communicator import BY_FORMULA, Ledger, NewGroup, order_shows
+from minidist.comm.communicator import (
+    BY_FORMULA,
+    Ledger,
+    NewGroup,
+    all_reduce_bytes,
+    order_shows,
+)
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import Fabric
 from minidist.comm.local.limits import GIVE_WAY
 from minidist.comm.mpi.library import load
-from minidist.pieces import split_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -160,8 +165,8 @@ class MpiCommunicator:
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
             self.fabric.reordered |= order_shows(x.dtype, self.size)
-            own = split_sizes(x.size, self.size)[self.me]
-            self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
+            nbytes = all_reduce_bytes(x.size, x.itemsize, self.me, self.size)
+            self._count("all_reduce", nbytes)
         return result if in_place else on_device_of(result, x)
 
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:

@@ -54,7 +54,7 @@ def launched() -> tuple[str, int, int]:
 
 
 def copies(option: str) -> str | None:
-    """Return what to say where several copies of this program would each do all of it.
+    """Return a warning where several copies of this program would each do all of it, or None.
 
     option  how a user of it chooses a transport: "--transport {}"
     """

@@ -53,7 +53,7 @@ def pack(key: Key, message: Message) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray) -> tuple[Key, Message]:
-    """Return what was packed; the array is a view."""
+    """Return the (key, message) that was packed; the array is a view."""
     length = int(packed[:8].view(np.int64)[0])
     *key, was_on_gpu, dtype, shape = pickle.loads(packed[8 : 8 + length].data)
     begin, dtype = _lines(8 + length) * LINE, dtype_of(dtype)

@@ -159,7 +159,7 @@ class MpiRanks:
             self.finished.append((run, pack(report)))
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
-        """Return what `judge` returns on process 0, or raise what it raises, on every process."""
+        """Return the reports, or raise the error, of `judge` on process 0, on every process."""
         if self.me:
             with self._failing_together():
                 self._serve_until(lambda: self.run in self.outcomes)
@@ -194,8 +194,8 @@ class MpiRanks:
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         self._serve_until(lambda: self.came_in, timeout=timeout)
-        found, self.came_in = self.came_in, []
-        return found
+        reports, self.came_in = self.came_in, []
+        return reports
 
     def snapshots(self) -> Snapshots:
         self.answers = {0: self._snapshot()}
