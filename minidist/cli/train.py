@@ -16,9 +16,14 @@ import numpy as np
 from minidist import nn
 from minidist.backend import check_device
 from minidist.checkpoint import Keep, Saved, manifest
-from minidist.checkpoint.checks import MOST_STEPS
-from minidist.checkpoint.grow import DESCRIPTION, changes
-from minidist.checkpoint.run_checkpoints import description_in, settings_in, steps_done_and_next
+from minidist.checkpoint.run_checkpoints import (
+    DESCRIPTION,
+    changes,
+    description_in,
+    settings_in,
+    steps_done_and_next,
+)
+from minidist.checkpoint.writing import MOST_STEPS
 from minidist.cli.options import (
     DEVICE,
     RANKS,
