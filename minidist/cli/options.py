@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -59,6 +59,7 @@ def argument(
     return option(description, read, metavar, positional=True, **how)
 
 
+@dataclass
 class Command:
     """A command: a dataclass whose fields are its options, and whose docstring describes it.
 

@@ -129,7 +129,7 @@ class PlanCommand(Command):
     network: float = rate("25GB", "B", "bytes per second that a rank sends to other nodes")
     memory_bandwidth: float = rate("2TB", "B", "bytes per second to a rank's own memory")
     latency: float = rate("0.000005", "", "seconds of a message")
-    efficiency: float | tuple | None = option(
+    efficiency: Any = option(
         "share of --flops that products come to, or by their smallest dimension: 64:0.2,512:0.6 "
         "(default: 0.58, what published runs ask for; see --published)",
         shares,
@@ -187,8 +187,11 @@ class PlanCommand(Command):
                 raise WrongInput(f"--profile has its arrays in memory; use --{name} {most} or less")
         if not self.json:
             print(f"measuring a Transformer on {self.ranks} ranks", flush=True)  # takes a while
+        model, inputs, targets = profile.example(**sizes)
         plan = profile.profile_and_run(
-            *profile.example(**sizes),
+            model,
+            inputs,
+            targets,
             self.ranks,
             self.bandwidth,
             self.cost,
@@ -222,7 +225,7 @@ class PlanCommand(Command):
         from minidist.planning.plans.published import RUNS
         from minidist.planning.plans.search import tried
 
-        ending = self.plot and check_path(self.plot, "a plot", FIGURES)
+        ending = check_path(self.plot, "a plot", FIGURES) if self.plot else ""
         (name, size), batch = self.model_size(), self.batch or self.ranks
         share = self.efficiency or EFFICIENCY
         rates = {name: getattr(self, name) for name in RATES}

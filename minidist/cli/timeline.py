@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidist.cli.options import (
     DEVICE,
@@ -164,7 +164,7 @@ class TimelineCommand(Command):
             raise WrongInput(f"{self.name} and --schedule {self.schedule}; leave one of them out")
         self.schedule = self.name or self.schedule
         if self.program is None:
-            shape = {
+            shape: dict[str, Any] = {
                 n: usual if getattr(self, n) is None else getattr(self, n)
                 for n, usual in SHAPE.items()
             }

@@ -344,7 +344,7 @@ class TrainCommand(Command):
                         f"{KINDS[self.data].unit}; leave one of the two out"
                     )
         kind, before = KINDS[self.data], {}
-        if self.resumes:
+        if self.resumes and self.checkpoint is not None:
             saved = Saved.newest(self.checkpoint, self.resume_from)
             before = (description_in(saved) or {}).get("data", {})
         return kind.read(settings, before, **{name: self.asked.get(name) for name in kind.options})
@@ -387,7 +387,8 @@ class TrainCommand(Command):
             f"{plural(N, 'rank')}, {layout} {settings.batch} {kind.unit}",
             flush=True,
         )
-        begin, where = time.perf_counter(), {"device": self.device, "timeout": self.timeout}
+        begin = time.perf_counter()
+        where: dict[str, Any] = {"device": self.device, "timeout": self.timeout}
         if plan is None and self.elastic and keep is not None:
             losses, state, settings = train_elastic(data, settings, keep, log=self.log, **where)
         elif plan is None:
