@@ -51,13 +51,17 @@ class TaskGraph:
         self.following[earlier].append((later, between))
         self.waits[later] += 1
 
-    def replay(self) -> list[tuple | None]:
+    def replay(self) -> list:
         """Return (start, end) of each task; None: it waits for what never ends.
 
         Of tasks that are ready at once the lower number is first.
         """
-        waits, ready, times = list(self.waits), [0] * len(self.names), [None] * len(self.names)
-        queue = [(0, task) for task, others in enumerate(waits) if not others]
+        waits = list(self.waits)
+        times: list = [None] * len(self.names)
+        ready: list[Time] = [0] * len(self.names)
+        queue: list[tuple[Time, int]] = [
+            (0, task) for task, others in enumerate(waits) if not others
+        ]
         free: dict[Device, float] = {}  # when a device has done its last task
         while queue:
             start, task = heapq.heappop(queue)

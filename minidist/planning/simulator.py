@@ -12,15 +12,14 @@ simulate(programs("gpipe", 16, 256)) and its `moments`. Whole numbers and Fracti
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate
 from math import lcm
 from numbers import Integral, Rational, Real
-from operator import attrgetter
 
 from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
@@ -202,7 +201,7 @@ class _Lane(dict[int, tuple[Time, int]]):
     __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self.waiting: dict[int, tuple[int, Iterator]] = {}
+        self.waiting: dict[int, tuple[int, Generator]] = {}
 
 
 class _Timed:
@@ -239,19 +238,17 @@ class _Timed:
 
     def busy(self) -> list:
         """Return the sum of the durations of each rank's compute actions, in program order."""
-        busy, chunk = [], attrgetter("chunk")
+        busy = []
         for r, program in enumerate(self.programs):
-            times = {
-                (kind, c): t for kind in COMPUTE for c, t in enumerate(self.durations[kind][r])
-            }
-            actions = zip(map(type, program), map(chunk, program), strict=True)
-            busy.append(self.outside(sum(map(times.get, actions, repeat(0)))))
+            own: dict[type, list] = {kind: self.durations[kind][r] for kind in COMPUTE}
+            times = (own[type(a)][a.chunk] for a in program if type(a) in own)
+            busy.append(self.outside(sum(times)))
         return busy
 
     def peaks(self) -> list:
         v, peaks = _mean_chunks(self.placement), []
         for program in self.programs:
-            kept = accumulate(map(KEPT.get, map(type, program), repeat(0)), initial=0)
+            kept = accumulate((KEPT.get(type(action), 0) for action in program), initial=0)
             peaks.append(divided(max(kept), v))
         return peaks
 
@@ -278,7 +275,7 @@ class _Timed:
             self.by_tasks()  # raises Stuck
         return [results[r] for r in range(len(self.programs))]
 
-    def _rank(self, r: int, lanes: dict, ready: deque) -> Iterator:
+    def _rank(self, r: int, lanes: dict, ready: deque) -> Generator[tuple, None, tuple]:
         """Run one program; yield (lane, micro-batch) to wait for."""
         clock = end = summed = 0  # summed: when all R so far have ended
         first, delay = None, self.delay
@@ -323,11 +320,13 @@ class _Timed:
     def by_tasks(self) -> list[list[Moment]]:
         """Return when every action runs, from a graph of their tasks; Stuck if some never do."""
         needs, gives = dependencies(self.programs)
-        tasks, rows = TaskGraph(), [[] for _ in self.programs]  # (task, pause after it) per action
+        tasks = TaskGraph()
+        rows: list[list[tuple[int, Time]]] = [[] for _ in self.programs]  # task, pause after it
         made: dict[tuple, tuple[int, int, Time]] = {}  # {fact: (task, rank, pause after it)}
         lanes: dict[tuple, tuple[list, list]] = defaultdict(lambda: ([], []))  # sends, receives
         for r, program in enumerate(self.programs):
-            before, pause = None, 0
+            before: int | None = None
+            pause: Time = 0
             for action in program:
                 fact, crosses = gives(r, action), isinstance(action, Transfer) and action.peer != r
                 if receives := type(action) in RECEIVES:
@@ -360,10 +359,10 @@ class _Timed:
                         replicas_meet = isinstance(action, Update)
                         tasks.order(earlier, task, pause if replicas_meet else self.delay)
         if self.buffer:
-            for sends, receives in lanes.values():
-                for number, task in enumerate(sends[self.buffer :]):
-                    if number < len(receives):
-                        tasks.order(receives[number], task)  # makes room
+            for sent, taken in lanes.values():
+                for number, task in enumerate(sent[self.buffer :]):
+                    if number < len(taken):
+                        tasks.order(taken[number], task)  # makes room
                     else:
                         tasks.waits[task] += 1
         return self._moments(tasks.replay(), rows)
@@ -387,7 +386,8 @@ class _Timed:
         moments: list[list[Moment]] = []
         waiting = {}
         for r, (program, row) in enumerate(zip(self.programs, rows, strict=True)):
-            clock, own = 0, []
+            clock: Time = 0
+            own: list[Moment] = []
             for action, (task, pause) in zip(program, row, strict=True):
                 if times[task] is None:
                     waiting[r] = action
@@ -475,7 +475,8 @@ def stash(programs: list[list[Action]], moments: list[list[Moment]]) -> list[lis
     v = _mean_chunks(placement_of(programs))
     result: list[list[tuple]] = []
     for program, row in zip(programs, moments, strict=True):
-        kept, changes = 0, [(0, 0)]
+        kept = 0
+        changes: list[tuple] = [(0, 0)]
         for action, (start, end, _) in zip(program, row, strict=True):
             if change := KEPT.get(type(action), 0):
                 kept += change
