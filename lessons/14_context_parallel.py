@@ -22,7 +22,7 @@ from support import begin, exercise, figures
 from minidist import Cluster, Tensor
 from minidist.context_parallel.cuts import plain as library_plain
 from minidist.context_parallel.ring_attention import ring_attention
-from minidist.planning.costs.attention import ring_bytes
+from minidist.planning.costs.layers import ring_bytes
 
 begin()
 N, T, D = 4, 64, 8

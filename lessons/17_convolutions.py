@@ -22,7 +22,7 @@ from support import begin, exercise, figures
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import Function, functions
 from minidist.autograd.convolution import convolution
-from minidist.planning.costs.convolutions import block_bytes
+from minidist.planning.costs.layers import block_bytes
 from minidist.tensor_parallel import ChannelParallelConv2d, FilterParallelConv2d, SpatialConv2d
 
 begin()

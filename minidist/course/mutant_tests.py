@@ -30,7 +30,7 @@ def _families() -> dict[str, tuple[list[str], list[str]]]:
 PLANNING = """test_pipedream test_tofu test_clock
 flexflow/test_soap flexflow/test_simulator flexflow/test_search
  plans/test_step_time plans/test_plan_search""".split()
-COSTS = "memory", "traffic", "stash", "transformer_size"
+COSTS = "memory", "traffic", "in_flight", "transformer_size"
 # {family: (the strategies whose certificates come first, and then these tests)}
 FAMILIES = _families() | {  # and what strategies are built on
     "communication": (

@@ -23,7 +23,7 @@ from minidist.observe.step_parts import median_seconds
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.partition import measured_costs
 from minidist.planning import simulate
-from minidist.planning.costs.pipeline_parallel import boundary_bytes
+from minidist.planning.costs.strategies import boundary_bytes
 from minidist.planning.pipedream import options_of, pipedream
 from minidist.rng import generator
 from minidist.verify import equivalence

@@ -9,7 +9,7 @@ from minidist.context_parallel.cuts import plain, zigzag
 from minidist.context_parallel.tiles import QUERIES, tiles
 from minidist.errors import WrongInput
 from minidist.pieces import Positions
-from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
+from minidist.planning.costs.layers import ring_bytes, ulysses_bytes
 
 CUTS = {"plain": plain, "zigzag": zigzag}
 TURNS = "turns"  # of Striped Attention (Brandon et al. 2023), by pieces

@@ -16,8 +16,8 @@ from typing import Any
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, traffic
-from minidist.planning.costs.kept import minidist
-from minidist.planning.costs.stash import in_flight
+from minidist.planning.costs.memory import minidist
+from minidist.planning.costs.stages import in_flight
 from minidist.planning.costs.zero import BYTES
 from minidist.planning.plans.block import rate_of
 from minidist.planning.plans.estimate import Estimate, Step

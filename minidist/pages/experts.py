@@ -14,8 +14,6 @@ from minidist.expert_parallel.dispatch import routes
 from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.nn.router import Routing, rows_of_capacity
 from minidist.pieces import split_ends
-from minidist.planning.costs.cost import ITEMSIZE
-from minidist.planning.costs.expert_parallel import away_from_home
 from minidist.rng import generator
 
 TOKENS, WIDTH, BALANCE = 12, 64, 0.01  # positions of an example, C, alpha of the balancing loss
@@ -49,8 +47,8 @@ def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
     parts = zip(routing.chosen, routing.kept, strict=True)  # an example each
     counted = np.ones(TOKENS, bool)
     rows = np.array([Routing(experts, *part, counted).load for part in parts])  # [N, E]
-    away = int(away_from_home(rows[:, None]).item())  # of one block
     runs = list(enumerate(pairwise(ends)))  # the run of experts of each rank
+    away = int(rows.sum()) - sum(int(rows[r, a:b].sum()) for r, (a, b) in runs)  # of one block
     result = question | {
         "tokens": routing.chosen.tolist(),
         "kept": routing.kept.tolist(),
@@ -61,7 +59,7 @@ def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
         "passed_by": int((~routing.kept.any(axis=-1)).sum()),
         "matrix": [routes(rows[r], rows[:, a:b], ends).sent for r, (a, b) in runs],
         "away": away,
-        "bytes": away * WIDTH * ITEMSIZE,
+        "bytes": away * WIDTH * 8,
         "balance": report.balance / BALANCE,
     }
     return result | {"words": as_text(result)}

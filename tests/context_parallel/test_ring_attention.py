@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist.context_parallel import plain, ring_attention, tiles, zigzag
 from minidist.context_parallel.ring_attention import RingAttention, join
-from minidist.planning.costs.attention import ring_bytes
+from minidist.planning.costs.layers import ring_bytes
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist.autograd.attention import RepeatedHeads
 from minidist.context_parallel import plain, ulysses, zigzag
-from minidist.planning.costs.attention import ulysses_bytes
+from minidist.planning.costs.layers import ulysses_bytes
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 

@@ -6,7 +6,7 @@ import pytest
 from minidist import Tensor, nn, optim
 from minidist.autograd.recomputation import kept_bytes
 from minidist.pieces import kept_scores
-from minidist.planning.costs.kept import block_keeps, korthikanti_bytes
+from minidist.planning.costs.memory import block_keeps, korthikanti_bytes
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.rng import Randomness
 from tests.strategies import arrays

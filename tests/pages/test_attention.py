@@ -16,7 +16,7 @@ from minidist.context_parallel.tiles import tiles
 from minidist.pages import answers
 from minidist.pages import attention as page
 from minidist.pieces import Positions
-from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
+from minidist.planning.costs.layers import ring_bytes, ulysses_bytes
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 
 from minidist.pipeline_parallel import programs
 from minidist.planning import Plan, TransformerSize, memory, simulate
-from minidist.planning.costs.kept import korthikanti
+from minidist.planning.costs.memory import korthikanti
 from minidist.planning.costs.stages import layer_parameters
 from minidist.planning.costs.zero import BYTES
 

@@ -28,7 +28,7 @@ RECORD = '''
 from functools import partial
 
 from minidist.data_parallel.through_rank_0 import sum_on_rank_0
-from minidist.planning.costs import data_parallel as costs
+from minidist.planning.costs import strategies as costs
 from minidist.verify.strategies.cases import small_cases
 from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.record import Costs, Strategy

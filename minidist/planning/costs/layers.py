@@ -1,20 +1,48 @@
-"""What a model's layers hold, keep and compute on one of N ranks that split their matrices."""
+"""Bytes that one layer over ranks sends: attention over a cut sequence, a block of a CNN.
 
-from minidist import nn
-from minidist.errors import WrongInput
-
-
-def shapes_of(model: nn.Sequential) -> list[tuple[int, ...]]:
-    """Return the shapes [C, F] of the weights of linear layers."""
-    found = [layer.weight.shape for layer in model.layers if isinstance(layer, nn.Linear)]
-    if len(found) < len(model.layers):
-        raise WrongInput("only of an nn.MLP there are closed forms; measure a step of other layers")
-    return found
+For attention N ranks hold T_0, ..., T_(N-1) of T positions. Q or O has n bytes per position, for
+all examples and heads, and one of K and V has kv: as many, or n / G where G query heads read one.
+"""
 
 
-def heads_of(model: nn.Transformer | nn.Seq2Seq) -> int:
-    """Return H."""
-    match model.layers:
-        case [_, nn.Block() | nn.ExpertBlock() | nn.EncoderBlock() as block, *_]:
-            return block.attention.heads
-    raise TypeError("the second layer of a Transformer is a block")
+def ring_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple[int, int]]:
+    """Return the bytes that each rank sends in one layer's forward and backward.
+
+    forward   every K, V but those of the next rank, which end here: 2 kv (T - T_(r+1))
+    backward  K, V again; dK, dV of every rank but this one: 2 kv (T - T_r)
+    All ranks together: 2 (N - 1) kv T forward, 4 (N - 1) kv T backward.
+    """
+    T, N, kv = sum(sizes), len(sizes), n if kv is None else kv
+    forward = [2 * kv * (T - sizes[(r + 1) % N]) for r in range(N)]
+    return [(sent, sent + 2 * kv * (T - own)) for sent, own in zip(forward, sizes, strict=True)]
+
+
+def ulysses_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple[int, int]]:
+    """Return the bytes that each rank sends in one layer's forward and backward.
+
+    To heads: its T_r positions of the heads of N - 1 others. To the sequence: T - T_r positions
+    of its own heads. Forward Q, K, V go to the heads and O comes back; backward dO goes, and dQ,
+    dK, dV come back. All ranks together: 2 (N - 1)/N (n + kv) T forward, and as much backward.
+
+    kv  as it travels: with N > K the bytes of N heads
+    """
+    T, N, kv = sum(sizes), len(sizes), n if kv is None else kv
+    there, back = [own * (N - 1) for own in sizes], [T - own for own in sizes]
+    of_qkv, of_o = (n + 2 * kv) // N, n // N
+    return [
+        (a * of_qkv + b * of_o, a * of_o + b * of_qkv) for a, b in zip(there, back, strict=True)
+    ]
+
+
+def block_bytes(B: int, C: int, H: int, W: int, itemsize: int, N: int) -> dict[str, int]:
+    """Return what all ranks send for a block of C channels in forward and backward: {cut: bytes}.
+
+    channels  two all_reduces of X[B, C, H, W]
+    halos     2 rows per border and convolution, both ways
+    weights   an all_reduce of two convolutions' gradients, where rows are split
+    """
+    return {
+        "channels": 2 * 2 * (N - 1) * B * C * H * W * itemsize,
+        "halos": 2 * 2 * 2 * (N - 1) * B * C * W * itemsize,
+        "weights": 2 * (N - 1) * 2 * 9 * C * C * itemsize,
+    }

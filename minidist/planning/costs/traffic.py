@@ -22,10 +22,14 @@ and none as dropped. The loss itself, one number, is left out.
 from fractions import Fraction
 from math import ceil
 
-from minidist.planning.costs.kept import positions
-from minidist.planning.costs.memory import micro_batch
-from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
-from minidist.planning.costs.stash import placement
+from minidist.planning.costs.memory import micro_batch, positions
+from minidist.planning.costs.stages import (
+    Parameters,
+    check_split,
+    layer_parameters,
+    placement,
+    stages_of,
+)
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_passes
 from minidist.planning.plans.plan import Plan

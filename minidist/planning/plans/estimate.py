@@ -42,8 +42,17 @@ from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Programs
 from minidist.planning.costs import traffic
 from minidist.planning.costs.memory import memory
-from minidist.planning.costs.stages import StageLayers, check_split, cut_of, stage_parameters
-from minidist.planning.costs.stash import Entry, bounded, in_flight_on, largest, placement
+from minidist.planning.costs.stages import (
+    Entry,
+    StageLayers,
+    bounded,
+    check_split,
+    cut_of,
+    in_flight_on,
+    largest,
+    placement,
+    stage_parameters,
+)
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_passes
 from minidist.planning.plans.block import block_of, hidden, travel

@@ -25,8 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from minidist.errors import WrongInput, unknown
-from minidist.planning.costs.kept import korthikanti
-from minidist.planning.costs.memory import memory
+from minidist.planning.costs.memory import korthikanti, memory
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.estimate import Estimate, seconds
 from minidist.planning.plans.plan import EFFICIENCY, Machine, Plan

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from minidist.errors import WrongInput, check_name
 from minidist.pipeline_parallel.schedules import MOST_PASSES, SCHEDULES
-from minidist.planning.costs.kept import minidist
-from minidist.planning.costs.memory import micro_batch
+from minidist.planning.costs.memory import micro_batch, minidist
 from minidist.planning.costs.stages import block_parameters
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements

@@ -136,6 +136,14 @@ def shares(model: nn.Module) -> dict[str, np.ndarray]:
     return {b.bias.name: b.load / max(1, b.load.sum()) for b in balances}
 
 
+def heads_of(model: nn.Module) -> int:
+    """Return H of a Transformer or a Seq2Seq, whose second layer is a block."""
+    match of_kind(nn.Sequential, model).layers[1]:
+        case nn.Block() | nn.ExpertBlock() | nn.EncoderBlock() as block:
+            return block.attention.heads
+    raise TypeError("the second layer of a Transformer is a block")
+
+
 def as_input(inputs: Tensor | np.ndarray) -> Tensor | np.ndarray:
     """Wrap floating inputs in a tensor, whose gradient is compared too; do not wrap tokens."""
     if isinstance(inputs, Tensor):

@@ -8,7 +8,7 @@ from minidist.backend import to_host
 from minidist.comm import Group
 from minidist.data_parallel.compression import Compressor, ErrorFeedback, Int8, Sign, TopK
 from minidist.data_parallel.power_sgd import PowerSGD
-from minidist.planning.costs import compression as costs
+from minidist.planning.costs import strategies as costs
 from minidist.rng import generator
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example

@@ -8,8 +8,6 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group
 from minidist.context_parallel import Cut, axes_of, columns, context_parallel, plain, zigzag
-from minidist.planning.costs import context_parallel as costs
-from minidist.planning.costs.tensor_parallel import attention_limit
 from minidist.replicas import sum_gradients, sum_loads
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
@@ -21,6 +19,7 @@ from minidist.verify.strategies.cases import (
 )
 from minidist.verify.strategies.job import Job, OnLoss
 from minidist.verify.strategies.record import TRANSFORMER, Costs, Strategy
+from minidist.verify.strategies.tensor_parallel import heads_limit
 
 
 class CutSequence(Job):
@@ -85,7 +84,7 @@ def usp_cases(ranks: int) -> list[Case]:
 def _record(name: str, attention: str, more: dict | None = None, **fields) -> Strategy:
     """Return a record; `fields` are what it has of its own, `more` what its costs have."""
     found = Costs(
-        limit=costs.positions_limit,
+        limit=lambda case, ranks: (case.inputs.shape[1], "positions"),
         cuts="positions",
     )
     return Strategy(
@@ -125,7 +124,7 @@ STRATEGIES = [
         idea="positions over ranks, in attention heads",
         term="上下文并行, 序列与注意力头互换",
         paper="Jacobs et al. 2023, section 3",
-        more={"limit": attention_limit},
+        more={"limit": heads_limit},
     ),
     _record(
         name="usp",

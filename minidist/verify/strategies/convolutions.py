@@ -4,7 +4,7 @@ from functools import partial
 
 from minidist import nn
 from minidist.comm import Group
-from minidist.planning.costs import convolutions as costs
+from minidist.nn.cnn import ConvBlock
 from minidist.rng import generator
 from minidist.tensor_parallel.channel_parallel import channel_parallel
 from minidist.tensor_parallel.spatial_parallel import ROWS, own_rows, spatial_parallel, sum_partial
@@ -49,6 +49,17 @@ def cnn_cases(ranks: int) -> list[Case]:
     return cases
 
 
+def blocks(case: Case) -> list[ConvBlock]:
+    layers = of_kind(nn.CNN, case.model).layers
+    return [layer for layer in layers if isinstance(layer, ConvBlock)]
+
+
+def rows_of_the_last_block(case: Case) -> int:
+    """Return the rows of its output: a skip with a convolution goes with half the rows."""
+    halvings = sum(block.skip is not None for block in blocks(case))
+    return -(-case.inputs.shape[2] // 2**halvings)
+
+
 def _record(name: str, **fields) -> Strategy:
     """Return a record; `fields` are what it has of its own."""
     return Strategy(
@@ -71,7 +82,10 @@ STRATEGIES = [
         paper="Dryden et al. 2019 (SC)",
         start=partial(Matrices, split=by_channels),
         costs=Costs(
-            limit=costs.channel_limit,
+            limit=lambda case, ranks: (
+                min(b.second.norm.gain.size for b in blocks(case)),
+                "channels",
+            ),
             cuts="matrices",
             example=cnn_example,
         ),
@@ -83,7 +97,7 @@ STRATEGIES = [
         paper="Dryden et al. 2019 (IPDPS)",
         start=RowsOfImages,
         costs=Costs(
-            limit=costs.spatial_limit,
+            limit=lambda case, ranks: (rows_of_the_last_block(case), "rows"),
             cuts="positions",
             example=cnn_example,
         ),

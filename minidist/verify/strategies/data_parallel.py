@@ -11,7 +11,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.datasets import shard
-from minidist.planning.costs import data_parallel as costs
+from minidist.planning.costs import strategies as costs
 from minidist.verify.strategies.cases import (
     Case,
     collect,

@@ -6,7 +6,6 @@ from functools import partial
 from minidist import nn
 from minidist.comm import Group
 from minidist.expert_parallel import ExpertParallel
-from minidist.planning.costs import expert_parallel as costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
@@ -104,7 +103,7 @@ STRATEGIES = [
         start=Experts,
         cases=expert_cases,
         costs=Costs(
-            limit=costs.expert_limit,
+            limit=lambda case, ranks: (min(case.model.experts, len(case.inputs)), "experts"),
             cuts="examples and experts",
             example=partial(transformer_example, experts=4),
         ),

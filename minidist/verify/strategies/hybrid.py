@@ -10,11 +10,13 @@ from minidist import nn
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.zero import ShardedLayers
 from minidist.hybrid import Hybrid
+from minidist.pipeline_parallel.actions import Programs
+from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
-from minidist.planning.costs import hybrid as costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
+    heads_of,
     padded,
     random_weights,
     shares,
@@ -208,11 +210,20 @@ def hybrid_example(ranks: int) -> Case:
     return transformer_example(ranks, pp=min(2, ranks), micro_batches=8)
 
 
+def programs_of(case: Case, ranks: int) -> Programs:
+    """Return the programs of one of its pipelines."""
+    schedule, pp = case.options.get("schedule", "1f1b"), case.options.get("pp", 1)
+    return order_of(schedule, pp, case.options.get("micro_batches"), case.options.get("chunks"))
+
+
 mesh_costs = partial(
     Costs,
-    limit=costs.hybrid_limit,
+    limit=lambda case, ranks: (
+        case.inputs.size * len(case.model.layers) * heads_of(case.model),
+        "examples x positions x layers x heads",
+    ),
     cuts="layers and matrices",
-    programs=lambda case, ranks: costs.split_of(ranks, **case.options).order,
+    programs=programs_of,
 )
 mesh_record = partial(Strategy, ranks=(1, 2, 3, 4, 8), models=TRANSFORMERS)
 STRATEGIES = [

@@ -7,7 +7,7 @@ from minidist import nn, optim
 from minidist.comm import Group
 from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
 from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
-from minidist.planning.costs import compression as costs
+from minidist.planning.costs import strategies as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.compression import streams

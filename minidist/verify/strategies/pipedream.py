@@ -12,14 +12,19 @@ from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import Stage
-from minidist.planning.costs import pipeline_parallel as costs
+from minidist.planning.costs import strategies as costs
 from minidist.planning.pipedream import options_of, pipedream
 from minidist.replicas import fingerprint
 from minidist.rng import generator
 from minidist.verify.replays.pipedream import replay
 from minidist.verify.strategies.cases import Case, collect, of_kind, transformer_example
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name
-from minidist.verify.strategies.pipeline_parallel import cut_with_leaves, everyones, input_gradient
+from minidist.verify.strategies.pipeline_parallel import (
+    cut_with_leaves,
+    everyones,
+    input_gradient,
+    layers_limit,
+)
 from minidist.verify.strategies.record import LAYERS, Costs, Strategy
 from minidist.verify.strategies.stream import momentum
 
@@ -174,11 +179,9 @@ def _stream(*, name: str, scheme: str, accumulates=False, **fields) -> Strategy:
         models=LAYERS,
         costs=Costs(
             bytes=stream_bytes,
-            limit=lambda case, ranks: costs.layers_limit(case, 1),
+            limit=lambda case, ranks: layers_limit(case),
             cuts="layers",
-            programs=lambda case, ranks: programs(
-                name, ranks, STREAM * case.options["minibatches"]
-            ),
+            programs=partial(stream_programs, name),
             example=partial(transformer_example, minibatches=8),
         ),
         tests=("pipeline_parallel/test_pipedream.py",),

@@ -15,7 +15,7 @@ from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import programs
 from minidist.pipeline_parallel.stage import Stage
-from minidist.planning.costs import pipeline_parallel as costs
+from minidist.planning.costs import strategies as costs
 from minidist.replicas import from_holders
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
@@ -126,12 +126,18 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
     ]
 
 
+def layers_limit(case: Case, chunks: int = 1) -> tuple[int, str]:
+    """Return the most ranks that have `chunks` stages of one layer each."""
+    layers = len(of_kind(nn.Sequential, case.model).layers)
+    return layers // chunks, "layers" if chunks == 1 else f"layers, {chunks} on each"
+
+
 def pipeline_costs(order: Order, **more) -> Costs:
     """Return the closed forms, which follow from the order; `more`: further fields of Costs."""
 
     return Costs(
         bytes=lambda case, ranks: costs.pipeline_bytes(case, order(case, ranks)),
-        limit=lambda case, ranks: costs.layers_limit(case, len(order(case, ranks).placement[0])),
+        limit=lambda case, ranks: layers_limit(case, len(order(case, ranks).placement[0])),
         cuts="layers",
         programs=order,
         **more,

@@ -15,7 +15,6 @@ from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
 from minidist.pipeline_parallel.actions import Programs
-from minidist.planning.costs.data_parallel import examples_limit
 from minidist.verify.strategies.cases import Case, as_input, transformer_example
 from minidist.verify.strategies.job import Job, watched_step
 from minidist.verify.watch import Watch
@@ -64,7 +63,10 @@ class Costs:
     """
 
     bytes: Callable[[Case, int], int] | None = None
-    limit: Callable[[Case, int], tuple[int, str]] = examples_limit
+    limit: Callable[[Case, int], tuple[int, str]] = lambda case, ranks: (
+        len(case.inputs),
+        "examples",
+    )
     cuts: str = "examples"
     programs: Callable[[Case, int], Programs] | None = None
     example: Callable[[int], Case] = transformer_example

@@ -8,7 +8,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Group
-from minidist.planning.costs import tensor_parallel as costs
+from minidist.planning.costs import strategies as costs
 from minidist.rng import generator
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
@@ -26,6 +26,7 @@ from minidist.verify.strategies.cases import (
     Case,
     as_input,
     collect,
+    heads_of,
     of_kind,
     padded,
     random_weights,
@@ -160,6 +161,15 @@ def mlp_example(ranks: int) -> Case:
     return Case("example", model, images, labels)
 
 
+def narrowest(axis: int, part: str, case: Case, ranks: int) -> tuple[int, str]:
+    """Return the fewest rows (axis 0) or columns (axis 1) of a matrix."""
+    return min(shape[axis] for shape in costs.shapes_of(of_kind(nn.Sequential, case.model))), part
+
+
+def heads_limit(case: Case, ranks: int) -> tuple[int, str]:
+    return heads_of(case.model), "heads"
+
+
 _costs = partial(Costs, cuts="matrices")
 _record = partial(
     Strategy,
@@ -178,7 +188,9 @@ STRATEGIES = [
         start=partial(Matrices, split=by_columns),
         cases=mlp_cases,
         models=LINEAR,
-        costs=_costs(bytes=costs.column_bytes, limit=costs.column_limit, example=mlp_example),
+        costs=_costs(
+            bytes=costs.column_bytes, limit=partial(narrowest, 1, "columns"), example=mlp_example
+        ),
         tests=("tensor_parallel/test_column_parallel.py",),
     ),
     _record(
@@ -190,7 +202,9 @@ STRATEGIES = [
         start=partial(Matrices, split=by_rows),
         cases=mlp_cases,
         models=LINEAR,
-        costs=_costs(bytes=costs.row_bytes, limit=costs.row_limit, example=mlp_example),
+        costs=_costs(
+            bytes=costs.row_bytes, limit=partial(narrowest, 0, "rows"), example=mlp_example
+        ),
         tests=("tensor_parallel/test_row_parallel.py",),
     ),
     _record(
@@ -200,7 +214,7 @@ STRATEGIES = [
         files=("tensor_parallel/parallel_attention.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_heads),
-        costs=_costs(limit=costs.attention_limit),
+        costs=_costs(limit=heads_limit),
         tests=("tensor_parallel/test_parallel_transformer.py",),
     ),
     _record(
@@ -210,7 +224,7 @@ STRATEGIES = [
         files=("tensor_parallel/vocab_parallel.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_vocabulary),
-        costs=_costs(limit=costs.vocab_limit),
+        costs=_costs(limit=lambda case, ranks: (case.model.vocab, "tokens")),
         tests=("tensor_parallel/test_vocab_parallel.py",),
     ),
     _record(
@@ -224,7 +238,9 @@ STRATEGIES = [
         start=partial(Matrices, split=by_sequence, finish=all_reduce_partial),
         cases=transformer_cases,
         models=TRANSFORMER,
-        costs=_costs(limit=costs.sequence_limit),
+        costs=_costs(
+            limit=lambda case, ranks: (min(heads_of(case.model), case.inputs.shape[1]), "heads")
+        ),
         tests=("tensor_parallel/test_parallel_transformer.py",),
     ),
 ]

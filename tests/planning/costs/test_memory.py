@@ -13,8 +13,7 @@ from minidist.observe.costs import measure_costs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of as cut_in_equal_numbers
 from minidist.planning import Machine, Plan, TransformerSize, memory, seconds, traffic
-from minidist.planning.costs.kept import korthikanti, korthikanti_bytes, minidist
-from minidist.planning.costs.memory import micro_batch
+from minidist.planning.costs.memory import korthikanti, korthikanti_bytes, micro_batch, minidist
 from minidist.planning.costs.stages import cut_of, layer_parameters
 from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.verify.strategies.cases import Case

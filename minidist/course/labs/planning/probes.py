@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.planning import Machine, Plan, TransformerSize
 from minidist.planning.costs import memory, stages, traffic
-from minidist.planning.costs.kept import CONVENTIONS, positions
+from minidist.planning.costs.memory import CONVENTIONS, positions
 from minidist.planning.pipedream import nested
 from minidist.planning.plans import block
 from minidist.planning.plans.search import Search

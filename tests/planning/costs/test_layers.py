@@ -7,7 +7,7 @@ import pytest
 
 from minidist import nn
 from minidist.observe.costs import measure_costs
-from minidist.planning.costs.convolutions import block_bytes
+from minidist.planning.costs.layers import block_bytes
 from minidist.verify.strategies import STRATEGIES
 from tests.strategies import arrays
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from minidist.pipeline_parallel import SCHEDULES, programs
-from minidist.planning.costs.stash import entries, in_flight, largest, placement
+from minidist.planning.costs.stages import entries, in_flight, largest, placement
 
 PRICED = [name for name in SCHEDULES if not name.startswith("pipedream")]
 CHUNKS = {"interleaved": (1, 2, 3), "interleaved_zb": (1, 2), "looped_bfs": (1, 2)}
