@@ -406,9 +406,11 @@ class Zero:
         self.place, self.peak = (group.rank, group.size), 0
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
         k = group.size if shards is None else shards
-        self.copies = copies_of(
+        copies = copies_of(
             stage, [(run, group) for run in runs], model.parameters(), [model.layers], k, block
         )
+        assert isinstance(copies, ShardedCopies)  # or check_stage has refused it
+        self.copies = copies
         self.shards, self.groups = self.copies.shards, self.copies.groups
         self.inside, self.between, *_ = self.groups
         self.batches = WholeBatches(model)
