@@ -24,7 +24,6 @@ that count in the whole batch, so no sum needs a factor. What ranks have copies 
 each of them, or in shards: ZeRO (data_parallel/zero.py).
 """
 
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 
@@ -33,7 +32,7 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
-from minidist.context_parallel import Cut, axes_of, columns, context_parallel, zigzag
+from minidist.context_parallel import Cut, axes_of, context_parallel, share_of_positions, zigzag
 from minidist.data_parallel.zero import Runs, ShardedLayers, copies_of, tied_between_layers
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
@@ -44,6 +43,7 @@ from minidist.pipeline_parallel.actions import Action, BackwardInput
 from minidist.replicas import (
     check_replicas,
     from_holders,
+    gradient,
     load_own,
     shapes_of,
     share_scales_of_stage,
@@ -52,7 +52,7 @@ from minidist.replicas import (
 )
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.trainer import AnyOptimizer, update
+from minidist.trainer import AnyOptimizer, update, without_dropout
 
 
 class Hybrid:
@@ -170,14 +170,18 @@ class Hybrid:
                 "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
         mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
-        held = self.positions(batch.inputs.shape[1], self.cp.size)[self.cp.rank]
-        if not held.whole:
-            x, y = columns(mine.inputs, held), columns(mine.targets, held)
-            mine = replace(mine, inputs=x, targets=y, positions=held)
+        mine = share_of_positions(mine, self.cp, self.positions)
         loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
         if isinstance(self.copies, ShardedLayers):  # no sum has been beside the pipeline
             self.copies.end_backward(last=True)
         sum_loads(self.pipeline.model, self.replicas)
+        return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+
+    def evaluate(self, batch: Batch) -> float:
+        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
+        mine = without_dropout(batch).share(self.mesh.dp.rank, self.mesh.dp.size)
+        mine = share_of_positions(mine, self.cp, self.positions)
+        loss = self.pipeline.run_forward(mine.micro_batches(self.pipeline.m))
         return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def sum_gradients(self, layers: list[nn.Module]) -> None:
@@ -208,7 +212,8 @@ class Hybrid:
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the whole gradients by name, on every rank and on the host, before the step."""
-        return self.whole(self.copies.gradients())
+        held = {name: gradient(p) for name, p in self.named_parameters().items()}
+        return self.whole(held | self.copies.gradients())
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""

@@ -56,7 +56,8 @@ def draws_for(seed: int, step: int, name: str, elements: Array) -> Array:
 class Randomness:
     """What a layer needs to know about the whole batch: pass it as `model(x, randomness)`.
 
-    seed, step   integers; another step gives other masks
+    seed, step   integers; another step gives other masks. Seed None: an evaluation, which drops
+                 nothing
     examples     global index of each row of the batch, [B]: its position in the data set, on
                  whatever rank the row is
     batch        number of examples of the whole update, over all ranks and micro-batches; by
@@ -72,7 +73,7 @@ class Randomness:
     copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
-    seed: int
+    seed: int | None
     step: int
     examples: np.ndarray
     batch: int | None = None

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},
-    "trainer": BASE | MODELS | {"autograd", "comm"},
+    "trainer": BASE | MODELS | {"autograd", "comm", "replicas"},
     **dict.fromkeys(AXES, BELOW_AXES),
     "mixed_precision": BELOW_AXES,
     "checkpoint": BELOW_AXES,
@@ -172,6 +172,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
         where zeros""",
     "nn/shard.py": "arange divmod unique where",
     "optim/rules.py": "sqrt",  # in the texts of NumPy
+    "pipeline_parallel/branch_placement.py": "array",
     "pipeline_parallel/pipeline.py": "array",
     "replicas/gradients.py": "array",
     "replicas/whole_matrices.py": "arange array flatnonzero frombuffer ones",

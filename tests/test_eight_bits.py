@@ -36,7 +36,7 @@ from minidist.trainer import loss_of
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
 from minidist.verify.strategies.cases import random_weights
-from minidist.verify.strategies.eight_bits import eight_bit_case
+from minidist.verify.strategies.hybrid import eight_bit_case
 from tests.strategies import arrays, gradients, seeds
 
 AXES = "dp pp cp tp".split()

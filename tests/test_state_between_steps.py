@@ -890,7 +890,6 @@ KEPT = {
     "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",
     "data_parallel/streaming_diloco.py:StreamingDiLoCo": "streaming DiLoCo 0, 1",
     "data_parallel/bucketed.py:Bucketed": "gradients that a step replaces, dropped at its end",
-    "data_parallel/replicated.py:DataParallel": "has the weights themselves",
     "data_parallel/zero.py:Zero": "zero_1, zero_2, zero_3",
     "data_parallel/parameter_server.py:Worker": "weights cannot be loaded, nor scaled",
     "mixed_precision.py:MixedPrecision": "all that are scaled",
@@ -898,6 +897,7 @@ KEPT = {
     "optim/optimizer.py:Optimizer": "Adam, momentum",
     "nn/flat_parameters.py:FlatParameters": "the weights and gradients themselves",
     "trainer.py:Trainer": "what the others promise",
+    "trainer.py:Holder": "has the weights themselves",
     "hybrid.py:Hybrid": "hybrid, ...",
     "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
     "pipeline_parallel/reduction.py:OverlappedSums": "gradients of a batch, dropped at its end",
@@ -905,7 +905,6 @@ KEPT = {
     "pipeline_parallel/weight_stashing.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/stage.py:Stage": "begins anew with every batch",
     "nn/module.py:Module": "has the weights themselves",
-    "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",
     "nn/key_value_cache.py:KeyValueCache": "of a text that is read, not trained on",
     "checkpoint/run_checkpoints.py:Background": "a copy of what is written",
 }

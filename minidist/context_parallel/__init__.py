@@ -1,6 +1,6 @@
 """A sequence cut over ranks, attention included. Read `cuts.py`, `tiles.py`, `ring_attention.py`,
 `gathered_attention.py`, `ulysses.py`, `usp.py`, then `transformer.py`, which makes a Transformer
-use one of them.
+use one of them, and trains it.
 """
 
 from typing import TYPE_CHECKING
@@ -9,18 +9,34 @@ from minidist import on_first_use
 
 if TYPE_CHECKING:
     from minidist.context_parallel.cuts import Cut, plain, zigzag
-    from minidist.context_parallel.transformer import columns, context_parallel
+    from minidist.context_parallel.transformer import (
+        ContextParallel,
+        columns,
+        context_parallel,
+        share_of_positions,
+    )
     from minidist.context_parallel.usp import axes_of
 
-__all__ = ["Cut", "axes_of", "columns", "context_parallel", "plain", "zigzag"]
+__all__ = [
+    "ContextParallel",
+    "Cut",
+    "axes_of",
+    "columns",
+    "context_parallel",
+    "plain",
+    "share_of_positions",
+    "zigzag",
+]
 
 # Each name is imported when it is first used: cuts need no NumPy, a Transformer does.
 _MODULE_OF = {
+    "ContextParallel": "transformer",
     "Cut": "cuts",
     "axes_of": "usp",
     "columns": "transformer",
     "context_parallel": "transformer",
     "plain": "cuts",
+    "share_of_positions": "transformer",
     "zigzag": "cuts",
 }
 

@@ -2,20 +2,17 @@
 
 Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of every example.
 
-    held = zigzag(T, N)[r]
-    model = context_parallel(model, group)
-    logits = model(columns(tokens, held), Randomness(seed, step, examples, positions=held))
-    nn.cross_entropy(logits, columns(targets, held), reduction_size=nn.counted(targets)).backward()
-    sum_gradients(model.parameters(), group)
-    sum_loads(model, group)                # of experts, if their router has a bias
+    trainer = ContextParallel(model, group, attention="ring")
+    loss = trainer.backward(Batch(tokens, targets))       # whole sequences, on every rank
 
-`positions` tells the embedding and dropout where the columns are in the sequence; `documents=`,
-the numbers of whole sequences on every rank, tells attention where it stops; `counted=` and
-`total=` tell experts which positions count. `reduction_size` divides the loss by all targets that
-count, on all ranks; each rank's gradients are a sum over its positions, dW{+N}.
+Each rank computes on its columns: `positions` tells the embedding and dropout where these are in
+the sequence; the numbers of documents, of whole sequences, tell attention where it stops; which
+positions count, and how many, is told to experts. All ranks divide the loss by all targets that
+count, so each rank's gradients are a sum over its positions, dW{+N}.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,11 +26,19 @@ from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.context_parallel.gathered_attention import gathered_attention
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
-from minidist.context_parallel.usp import Axes, usp
+from minidist.context_parallel.usp import Axes, axes_of, usp
+from minidist.datasets import Batch
 from minidist.errors import WrongInput, check_name
 from minidist.pieces import Positions
-from minidist.replicas import check_statistics, share_scales
+from minidist.replicas import (
+    check_replicas,
+    check_statistics,
+    share_scales,
+    sum_gradients,
+    sum_loads,
+)
 from minidist.rng import Randomness
+from minidist.trainer import Holder
 
 ATTENTION = {"ring": ring_attention, "gathered": gathered_attention, "ulysses": ulysses}
 
@@ -47,7 +52,7 @@ def context_parallel(
 ) -> nn.Sequential:
     """Make the blocks of a Transformer attend over sequences cut over the group; return it.
 
-    The lines to write around it are at the head of this file; the sums are in replicas/.
+    ContextParallel trains with it: its `share` and its sums are what is to be written around it.
 
     model      an nn.Transformer, or a tensor_parallel.ParallelTransformer; changed in place
     attention  "ring", "gathered" or "ulysses"
@@ -83,6 +88,50 @@ def context_parallel(
     for mixture in nn.mixtures(model):
         mixture.gather_choices = partial(gather_choices, group=group, cut=cut)
     return model
+
+
+class ContextParallel(Holder):
+    """The whole model, on this rank's positions of every example.
+
+    model          a single-device Transformer, the same on every rank; changed in place
+    attention, cut see `context_parallel`
+    ulysses        how many neighbours exchange heads inside a ring (usp.py)
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        group: Group,
+        attention: str = "ring",
+        cut: Cut = zigzag,
+        ulysses: int = 1,
+        check_weights: bool = True,
+    ):
+        self.axes, self.cut = axes_of(group, ulysses) if ulysses != 1 else None, cut
+        split = context_parallel(model, group, attention, cut, self.axes)
+        same = check_replicas(split, group, check_weights, loads=True)
+        super().__init__(split, group, check_group=same)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [*super().groups, *(self.axes or ())]
+
+    def share(self, batch: Batch) -> Batch:
+        return share_of_positions(batch, self.group, self.cut)
+
+    def sum_gradients(self) -> None:
+        sum_gradients(self.model.parameters(), self.group)
+        sum_loads(self.model, self.group)
+
+
+def share_of_positions(batch: Batch, group: Group, cut: Cut) -> Batch:
+    """Return this rank's positions of every example of a batch."""
+    held = cut(batch.inputs.shape[1], group.size)[group.rank]
+    if held.whole:
+        return batch
+    x, y = columns(batch.inputs, held), columns(batch.targets, held)
+    return replace(batch, inputs=x, targets=y, positions=held)
 
 
 def columns(x: Array, held: Positions) -> Array:

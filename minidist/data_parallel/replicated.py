@@ -6,66 +6,78 @@
     optimizer.clip_global_norm(1.0)
     trainer.step(optimizer)
 
-The sum of the gradients is naive.py's. Batch norms and scales of eight bits are of the whole batch.
+The sum of the gradients is naive.py's, or bucketed.py's, beside backward. Batch norms and scales of
+eight bits are of the whole batch.
 """
-
-import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Group
+from minidist.data_parallel.bucketed import Bucketed
+from minidist.data_parallel.compression import Compressor, ErrorFeedback
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.datasets import Batch
-from minidist.replicas import check_replicas, load_own, shapes_of, share_scales
-from minidist.trainer import AnyOptimizer, WholeBatches, loss_of, update
+from minidist.replicas import check_replicas, share_scales
+from minidist.trainer import Holder
 
 
-class DataParallel:
+class DataParallel(Holder):
     """A model that all ranks of a group have, with the same weights.
 
     check_weights  whether the ranks first compare their weights (see check_same_weights)
+    micro_batches  of each rank's share of a batch; their gradients are added up, then summed
     sum_squares    None: every rank has the whole gradient
     """
 
-    sum_squares = None
-
-    def __init__(self, model: nn.Module, group: Group, check_weights: bool = True):
-        self.model, self.group = sync_batch_norm(model, group), group
+    def __init__(
+        self, model: nn.Module, group: Group, check_weights: bool = True, micro_batches: int = 1
+    ):
+        sync_batch_norm(model, group)
         share_scales(model.parameters(), group)
-        self.check_group = check_replicas(model, group, check_weights, loads=True)
-        self.batches = WholeBatches(model)
+        same = check_replicas(model, group, check_weights, loads=True, micro_batches=micro_batches)
+        super().__init__(model, group, check_group=same, micro_batches=micro_batches)
+
+    def sum_gradients(self) -> None:
+        all_reduce_gradients(self.model, self.group)
+
+
+class BucketedDataParallel(DataParallel):
+    """DataParallel whose sums run in buckets of `cap` bytes, during the last backward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        check_weights: bool = True,
+        micro_batches: int = 1,
+        cap: int = 1 << 20,
+    ):
+        super().__init__(model, group, check_weights, micro_batches)
+        self.reducer = Bucketed(model, group, cap, check_weights=False)
 
     @property
     def groups(self) -> list[Group]:
-        return [self.group]
+        return [self.reducer.group, self.loss_group]
 
-    def parameters(self) -> list[nn.Parameter]:
-        return self.model.parameters()
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return self.model.named_parameters()
-
-    def backward(self, batch: Batch) -> float:
-        """Compute the whole batch's gradient, in the model; return its loss."""
-        loss = loss_of(self.model, batch.share(self.group.rank, self.group.size))
-        self.accumulate(loss)
-        return float(self.group.all_reduce(loss.data))
-
-    def accumulate(self, loss: Tensor) -> None:
-        """Compute the sum of the gradients of all ranks' losses, in the model."""
-        with self.batches.batch():
+    def accumulate(self, loss: Tensor, last: bool = True) -> None:
+        """Add the gradient of a micro-batch's loss; sum while the last one's is computed."""
+        if not last:
+            return loss.backward()
+        with self.reducer.reduce():
             loss.backward()
-            all_reduce_gradients(self.model, self.group)
 
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update the weights, on every rank in the same way; drop the gradients."""
-        self.batches.check()
-        update(optimizer, self.model)
 
-    def state(self) -> dict[str, np.ndarray]:
-        return self.model.state()
+class CompressedDataParallel(DataParallel):
+    """DataParallel that sends less: each rank remembers what it leaves out (error_feedback.py).
 
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy arrays by name, the same on every rank, into the model."""
-        load_own(self.model, state, shapes_of(self.model), self.check_group)
+    compress  what is sent of a gradient (compression.py, power_sgd.py)
+    """
+
+    def __init__(
+        self, model: nn.Module, group: Group, compress: Compressor, check_weights: bool = True
+    ):
+        super().__init__(model, group, check_weights)
+        self.feedback = ErrorFeedback(model, group, compress)
+
+    def sum_gradients(self) -> None:
+        self.feedback.all_reduce_gradients()

@@ -33,7 +33,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import Array, host_copy
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.data_parallel.hierarchical_zero import sum_copies, two_levels
 from minidist.data_parallel.quantized_gather import gather_in
@@ -47,7 +47,6 @@ from minidist.data_parallel.zero_layers import (
     shared_buffers,
     unlocked,
 )
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import (
     FlatParameters,
@@ -61,11 +60,11 @@ from minidist.replicas import (
     check_balance,
     check_replicas,
     check_statistics,
+    gradient,
     load_own,
-    shapes_of,
     summed_ranks,
 )
-from minidist.trainer import AnyOptimizer, WholeBatches, loss_of, update
+from minidist.trainer import AnyOptimizer, Holder, update
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
 
@@ -362,7 +361,7 @@ def copies_of(
     return ShardedLayers(runs, parameters, chunks, stage, shards, block)
 
 
-class Zero:
+class Zero(Holder):
     """This rank's share of a model that all ranks of a group train on different examples.
 
         zero = Zero(model.flatten(group.empty), group, stage=2, micro_batches=M)
@@ -399,11 +398,11 @@ class Zero:
     ):
         tied = tied_between_layers(model)
         check_stage(model, stage, tied, block)
-        self.check_group = check_replicas(model, group, check_weights, micro_batches=micro_batches)
-        self.model, self.stage, self.m = model, stage, micro_batches
-        self.shapes = shapes_of(model)
+        same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
+        super().__init__(model, group, check_group=same, micro_batches=micro_batches)
+        self.stage = stage
         self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
-        self.place, self.peak = (group.rank, group.size), 0
+        self.peak = 0
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
         k = group.size if shards is None else shards
         copies = copies_of(
@@ -411,28 +410,19 @@ class Zero:
         )
         assert isinstance(copies, ShardedCopies)  # or check_stage has refused it
         self.copies = copies
-        self.shards, self.groups = self.copies.shards, self.copies.groups
-        self.inside, self.between, *_ = self.groups
-        self.batches = WholeBatches(model)
+        self.shards, self.batches.drop = copies.shards, copies.drop
+        self.inside, self.between, *_ = copies.groups
         if stage > 1:
             for p in tied:
                 p.grad_buffer = None  # complete only when the first of its layers is
 
+    @property
+    def groups(self) -> list[Group]:
+        return [*self.copies.groups, self.loss_group]
+
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates: its shard of every layer."""
         return self.copies.parameters()
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return self.model.named_parameters()
-
-    def backward(self, batch: Batch) -> float:
-        """Compute the whole batch's gradient, in the shards; return its loss."""
-        total, mine = 0.0, batch.share(*self.place)
-        for i, part in enumerate(mine.micro_batches(self.m), 1):
-            loss = loss_of(self.model, part)
-            self.accumulate(loss, last=i == self.m)
-            total += loss.item()
-        return float(self.between.all_reduce(self.inside.all_reduce(np.array(total))))
 
     def accumulate(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
@@ -440,11 +430,12 @@ class Zero:
         last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then,
               and copies of the shards are summed then; after an error begin the step again
         """
-        if self.batches.broken:
-            self.copies.drop()
         check_flat(self.model.parameters(), [s.whole for s in self.shards])
-        check_statistics(self.model, self.place[1], self.m)  # as now: it may train again
-        check_balance(self.model, self.place[1])
+        # As now: a norm may train again.
+        check_statistics(self.model, self.group.size, self.m)
+        check_balance(self.model, self.group.size)
+        if self.batches.broken and not self.batches.open:
+            self.copies.drop()
         if self.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
             raise WrongInput(
                 "this step's gradient is reduced already; "
@@ -480,10 +471,15 @@ class Zero:
         self.batches.check()
         update(optimizer, self.model, partial(self.copies.step, optimizer))
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the whole gradients by name, on every rank and on the host, before the step."""
+        held = {name: gradient(p) for name, p in self.named_parameters().items()}
+        return self.whole(held | self.copies.gradients())
+
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of all weights by name, on every rank and on the host."""
         held = {name: p.data for name, p in self.named_parameters().items()}
-        return {name: host_copy(array) for name, array in (held | self.copies.weights()).items()}
+        return self.whole(held | self.copies.weights())
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy global arrays by name, the same on every rank, into all weights.

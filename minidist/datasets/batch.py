@@ -133,7 +133,7 @@ class Batch:
 
     inputs      tokens or floats [B, ...], an array or a tensor
     targets     what the loss takes, [B, ...]
-    seed, step  of the dropout masks
+    seed, step  of the dropout masks; seed None: no masks, in an evaluation
     examples    global indices of the examples, [B]; by default 0, 1, ...
     loss_scale  what multiplies the gradient, not the loss (see mixed_precision.py)
     positions   of the sequence that the columns of inputs[B, T] are; None: all
@@ -142,12 +142,13 @@ class Batch:
     size        number of examples of the whole batch; by default of this one
     counted     the positions that count in the balance of experts, [B, T] of whole sequences; by
                 default those whose targets count, if each position has one
+    cut         (tensor, rows): what a part's inputs are cut from, if they are a tensor
     randomness  of these examples: pass it to the model
     """
 
     inputs: Tensor | Array
     targets: Array
-    seed: int = 0
+    seed: int | None = 0
     step: int = 0
     examples: np.ndarray = None  # type: ignore[assignment]  # __post_init__ replaces None
     loss_scale: float = 1.0
@@ -156,6 +157,7 @@ class Batch:
     size: int | None = None
     documents: np.ndarray | None = None
     counted: Array | None = None
+    cut: tuple[Tensor, np.ndarray] | None = None
     randomness: Randomness = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -192,12 +194,17 @@ class Batch:
 
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return the part with these rows."""
-        x, y = self.inputs[rows], self.targets[rows]
-        per_example = {"examples": self.examples[rows]}
+        own: dict = {"examples": self.examples[rows], "targets": self.targets[rows]}
+        if isinstance(self.inputs, Tensor):
+            # Parts of a part share no graph, which the first one's backward would free.
+            whole, at = self.cut or (self.inputs, np.arange(len(self)))
+            own |= {"inputs": whole[at[rows]], "cut": (whole, at[rows])}
+        else:
+            own["inputs"] = self.inputs[rows]
         for name in ("documents", "counted"):
             numbers = getattr(self, name)
-            per_example[name] = None if numbers is None else numbers[rows]
-        return replace(self, inputs=x, targets=y, **per_example)
+            own[name] = None if numbers is None else numbers[rows]
+        return replace(self, **own)
 
     def share(self, rank: int, ranks: int) -> "Batch":
         """Return one rank's part, as even as can be, perhaps empty."""

@@ -6,22 +6,19 @@ The ranks hold everything else whole, as in data parallelism. Letters: N ranks, 
     an expert's gradient    every rank sent it its rows: the whole sum is on its one rank already
     every other gradient    a partial sum dW{+N}: all_reduce
 
-    model = ExpertParallel(nn.Transformer(..., experts=8), group)
-    randomness = Randomness(seed, step, examples, batch=all_examples)         # on all ranks
-    loss = nn.cross_entropy(model(x, randomness), y, reduction_size=total)    # own examples
-    loss.backward()
-    model.sum_gradients()
-    optimizer.clip_global_norm(1.0, model.sum_squares)
-    update(optimizer, model)        # the weights, and the biases of routers (trainer.py)
+    trainer = ExpertParallel(nn.Transformer(..., experts=8), group)
+    loss = trainer.backward(Batch(tokens, targets))     # of this rank's examples, on all experts
+    optimizer.clip_global_norm(1.0, trainer.sum_squares)
+    trainer.step(optimizer)         # the weights, and the biases of routers
 
-Without `batch` a rank divides its part of the balancing loss by its own examples, and gradients are
-wrong.
+A rank divides its part of the balancing loss by the examples of all ranks, which the parts of a
+Batch know.
 """
 
 import numpy as np
 
 from minidist import nn
-from minidist.backend import Array, to_host
+from minidist.backend import Array, host_copy
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_name
 from minidist.expert_parallel.dispatch import Dispatch
@@ -31,15 +28,15 @@ from minidist.replicas import (
     check_balance,
     check_replicas,
     from_holders,
-    load_own,
     shapes_of,
     share_scales,
     sum_gradients,
     sum_loads,
     sum_squares_over,
 )
+from minidist.trainer import Holder
 
-SPREAD = "ranks that hold different experts: pass sum_squares=model.sum_squares"
+SPREAD = "ranks that hold different experts: pass sum_squares=trainer.sum_squares"
 DISPATCHES = "rows", "positions"
 ELSEWHERE = "another rank holds this expert; use state() of the split model"
 
@@ -72,8 +69,8 @@ def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> 
             mixture.run_positions = OncePerRank(group, ends, trained)
 
 
-class ExpertParallel(nn.Sequential):
-    """tokens[B, T] -> logits[B, T, V] of this rank's examples, with experts on all ranks.
+class ExpertParallel(Holder):
+    """This rank's experts of a model, all else of it whole, and a share of every batch.
 
     model  a single-device model with experts, the same on every rank. Its layers are taken over: do
            not use it afterwards. Every rank calls forward and backward equally often.
@@ -81,6 +78,8 @@ class ExpertParallel(nn.Sequential):
            whether the ranks first compare their weights (see check_same_weights)
     dispatch
            what travels: "rows" or "positions" (see keep_own_experts)
+    micro_batches
+           of each rank's share of a batch
     """
 
     def __init__(
@@ -89,25 +88,27 @@ class ExpertParallel(nn.Sequential):
         group: Group,
         check_weights: bool = True,
         dispatch: str = "rows",
+        micro_batches: int = 1,
     ):
         if not any(nn.mixtures(model)):
             raise WrongInput(
                 f"this {type(model).__name__} has no experts; use nn.Transformer(..., experts=8)"
             )
         share_scales(model.parameters(), group)
-        self.check_group = check_replicas(model, group, check_weights, loads=True)
-        self.group, self.shapes = group, shapes_of(model)
+        same, shapes = check_replicas(model, group, check_weights, loads=True), shapes_of(model)
         keep_own_experts(model, group, dispatch)
-        super().__init__(model.layers)
+        own = nn.Sequential(model.layers)
+        own.loss = model.loss
+        super().__init__(own, group, shapes, same, micro_batches)
         for p in self.parameters():
             p.spread = SPREAD
 
     def sum_gradients(self) -> None:
         """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
-        check_balance(self, self.group.size)
-        experts = expert_parameters(self)
+        check_balance(self.model, self.group.size)
+        experts = expert_parameters(self.model)
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
-        sum_loads(self, self.group)
+        sum_loads(self.model, self.group)
         for p in experts:
             p.note_sum(frozenset(self.group.members))
 
@@ -125,19 +126,10 @@ class ExpertParallel(nn.Sequential):
                     f"the gradient of {p.name} is not yet summed over the {len(ranks)} ranks; "
                     "call sum_gradients() before you clip"
                 )
-        counted = self.parameters() if self.group.rank == 0 else expert_parameters(self)
+        counted = self.parameters() if self.group.rank == 0 else expert_parameters(self.model)
         return sum_squares_over(counted, self.parameters(), own, self.group)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the weights of the whole model, on every rank and on the host, by name."""
-        return self.whole(super().state())
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy the whole model's arrays, the same on every rank, into what this rank holds."""
-        # `super()`: into what this rank holds, without the sums of this class.
-        load_own(super(), state, self.shapes, self.check_group)  # type: ignore[arg-type]  # a proxy
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return arrays for all parameters, given those of the parameters on this rank."""
-        mine = {name: to_host(array) for name, array in own.items()}
+        mine = {name: host_copy(array) for name, array in own.items()}
         return from_holders(mine, self.shapes, self.group)

@@ -9,7 +9,7 @@ from minidist.rng import Randomness
 
 
 class Dropout(Module):
-    """Y = X keep / (1 - rate); under `no_grad` without randomness, Y = X.
+    """Y = X keep / (1 - rate); under `no_grad` without randomness, or without its seed, Y = X.
 
     Training without randomness is an error: dropout is never skipped silently.
 
@@ -26,9 +26,10 @@ class Dropout(Module):
         self, x: Tensor, randomness: Randomness | None = None, window=None, full_shape=None
     ) -> Tensor:
         """Apply dropout; if x is a part of each example, pass its window and the full shape."""
-        if self.rate == 0 or (randomness is None and not is_recording()):
+        seed = None if randomness is None else randomness.seed
+        if self.rate == 0 or (seed is None and not is_recording()):
             return x
-        if randomness is None:
+        if randomness is None or seed is None:
             raise WrongInput(
                 f"{self.name} drops out at {self.rate}: "
                 "call model(x, Randomness(seed, step, examples)) to train, "

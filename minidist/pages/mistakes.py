@@ -13,17 +13,15 @@ and the `cause` that verify finds; a deadlock is its last row.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import Cluster, Group
+from minidist.comm import Cluster
 from minidist.course.mutant_tests import FAMILIES
 from minidist.errors import CommError, check_name, plural
 from minidist.mistakes.overlay import PACKAGE
@@ -32,7 +30,7 @@ from minidist.pages import waits
 from minidist.verify import equivalence
 from minidist.verify.causes.reasons import UNKNOWN
 from minidist.verify.compare import Comparison, by_parameter
-from minidist.verify.outcomes import Outcome, of_job
+from minidist.verify.outcomes import of_job
 from minidist.verify.strategies import Case, Strategy
 
 FIRST: dict[str, str] = {}
@@ -50,25 +48,11 @@ def chosen() -> dict[str, Mistake]:
     return {m.name: m for m in sorted(found, key=lambda m: order.index(m.family))}
 
 
-def observed(group: Group, start: Callable, case: Case) -> tuple[Outcome, list[float]]:
-    """Run a case on a rank; return its outcome and its losses."""
-    computed: list[float] = []
-    reported: list[float] = []  # by strategies that have a loss of their own
-
-    def noted(losses: list[float], result: Tensor) -> Tensor:
-        losses.append(float(result.data))
-        return result
-
-    watched = replace(case, loss=lambda *x, **more: noted(computed, case.loss(*x, **more)))
-    outcome = of_job(start, group, watched, partial(noted, reported), **case.options)
-    return outcome, computed or reported
-
-
 def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, list]:
     """Run a case on ranks, with a mistake if one is named; return their outcomes and losses."""
     with planted(name) if name else nullcontext(), Cluster(size, "thread") as ranks:
-        pairs = ranks.run(observed, entry.start, case, timeout=60)
-    return [outcome for outcome, _ in pairs], [losses for _, losses in pairs]
+        outcomes = ranks.run(partial(of_job, entry.start, **case.options), case, timeout=60)
+    return outcomes, [outcome.losses for outcome in outcomes]
 
 
 def expected(entry: Strategy, case: Case, size: int, right: Right) -> tuple[list, int]:

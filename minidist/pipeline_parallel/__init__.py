@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from minidist import on_first_use
 
 if TYPE_CHECKING:
+    from minidist.pipeline_parallel.branch_placement import Siamese
     from minidist.pipeline_parallel.communication import add_communication
     from minidist.pipeline_parallel.pipeline import Pipeline
     from minidist.pipeline_parallel.reduction import add_reductions
@@ -24,6 +25,7 @@ __all__ = [
     "SCHEDULES",
     "PipeDream",
     "Pipeline",
+    "Siamese",
     "add_communication",
     "add_reductions",
     "grid",
@@ -38,6 +40,7 @@ _MODULE_OF = {
     "SCHEDULES": "schedules",
     "PipeDream": "weight_stashing",
     "Pipeline": "pipeline",
+    "Siamese": "branch_placement",
     "add_communication": "communication",
     "add_reductions": "reduction",
     "grid": "validation",

@@ -11,7 +11,7 @@ Both ranks hold the shared weights W. Each computes the contribution of its own 
     dL/dW  =  dL/dH_0 dH_0/dW  +  dL/dH_1 dH_1/dW,
 
 and the sum over the ranks is the gradient. The join and its gradient belong to rank 0 alone: rank
-1 never uses the join, so its copy does not change. Give optimizers `own_parameters(model, group)`.
+1 never uses the join, so its copy does not change. The Trainer `Siamese` updates what a rank has.
 
 Layouts: x[B, 2, C0], of which rank i reads x[:, i]; H_i[B, E] on rank i; dW{+ranks} -> all_reduce
 -> dW on both.
@@ -23,24 +23,102 @@ parameters for every update. On one rank the same code runs both branches and mo
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
+
+from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import Array
+from minidist.backend import Array, host_copy
 from minidist.comm import Group
+from minidist.datasets import Batch
 from minidist.errors import WrongInput
-from minidist.nn import Parameter, Siamese
+from minidist.nn import Parameter
 from minidist.nn.siamese import check_pairs
-from minidist.replicas import sum_gradients, sum_squares_over
+from minidist.replicas import check_replicas, sum_gradients, sum_squares_over
 from minidist.rng import Randomness
+from minidist.trainer import Holder, check_scale, evaluating, without_dropout
 
 JOIN = 0  # the rank that compares
-BRANCHES = (
-    "two branches, and a join that one rank has: "
-    "pass sum_squares=partial(branch_placement.sum_squares, model, group)"
-)
+BRANCHES = "two branches, and a join that one rank has: pass sum_squares=trainer.sum_squares"
+
+
+class Siamese(Holder):
+    """This rank's branch of an nn.Siamese, or both of them on one rank; rank 0 has the join.
+
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
+    micro_batches  of every batch
+    """
+
+    def __init__(
+        self, model: nn.Siamese, group: Group, check_weights: bool = True, micro_batches: int = 1
+    ):
+        check_ranks(group)
+        check_model(model)
+        same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
+        super().__init__(model, group, check_group=same, micro_batches=micro_batches)
+        for p in model.parameters():
+            p.spread = BRANCHES
+
+    def parameters(self) -> list[Parameter]:
+        return own_parameters(self.model, self.group)
+
+    def share(self, batch: Batch) -> Batch:
+        return batch
+
+    def backward(self, batch: Batch) -> float:
+        """Compute the whole batch's gradient, in this rank's parameters; return its loss."""
+        check_scale(self.model, batch)
+        total = 0.0
+        with self.batches.batch():
+            for part in self.micro_batches(batch):
+                x = part.inputs
+                if isinstance(x, Tensor):  # two branches would free one graph below it twice
+                    x = Tensor(x.data, requires_grad=True)
+                loss = forward_backward(
+                    self.model,
+                    x,
+                    part.targets,
+                    self.group,
+                    reduction_size=part.total,
+                    randomness=part.randomness,
+                )
+                total += 0.0 if loss is None else loss.item()
+                if isinstance(x, Tensor) and part.inputs.requires_grad:
+                    part.inputs.backward(x.grad)
+            all_reduce_shared(self.model, self.group)
+        return self.total(np.array(total))
+
+    def evaluate(self, batch: Batch) -> float:
+        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
+        loss, part, group = 0.0, without_dropout(batch), self.group
+        with evaluating(self.model):
+            own = own_branches(group)
+            h = {i: self.model.embed(part.inputs[:, i], part.randomness) for i in own}
+            if group.rank == JOIN:
+                pair = [h[i] if i in h else Tensor(group.recv(i)) for i in range(2)]
+                outputs = self.model.compare(*pair)
+                loss = self.model.loss(outputs, part.targets, reduction_size=part.total).item()
+            else:
+                group.send(h[group.rank].data, to=JOIN)
+        return self.total(np.array(loss))
+
+    def sum_squares(self, own: float | None = None) -> float:
+        """Return the sum of the squares of the whole gradient, which is complete on rank 0.
+
+        own  the optimizer's sum, used only as a check: on rank 1 it lacks the join
+        """
+        held = self.parameters()
+        return sum_squares_over(held if self.group.rank == JOIN else [], held, own, self.group)
+
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        mine = {name: host_copy(array) for name, array in own.items()}
+        for name in self.model.join.named_parameters():
+            if name in mine:
+                mine[name] = self.group.broadcast(mine[name], JOIN)
+        return mine
 
 
 def forward_backward(
-    model: Siamese,
+    model: nn.Siamese,
     x: Tensor | Array,
     targets: Array,
     group: Group,
@@ -100,31 +178,20 @@ def _ask_for_gradients(embeddings: dict[int, Tensor], group: Group) -> dict[int,
     return {i: group.recv(JOIN) for i in embeddings}
 
 
-def all_reduce_shared(model: Siamese, group: Group) -> None:
+def all_reduce_shared(model: nn.Siamese, group: Group) -> None:
     """Give both ranks the sum of each shared parameter's gradient; None adds zero."""
     check_ranks(group)
     sum_gradients(shared_parameters(model), group)
 
 
-def shared_parameters(model: Siamese) -> list[Parameter]:
+def shared_parameters(model: nn.Siamese) -> list[Parameter]:
     check_model(model)
     return [p for layer in model.branch for p in layer.parameters()]
 
 
-def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
+def own_parameters(model: nn.Siamese, group: Group) -> list[Parameter]:
     """Return what this rank updates: the shared parameters, and on rank 0 the join's."""
     return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
-
-
-def sum_squares(model: Siamese, group: Group, own: float | None = None) -> float:
-    """Return the sum of the squares of the whole gradient, which is complete on rank 0.
-
-    Pass `partial(sum_squares, model, group)` to Optimizer.clip_global_norm.
-
-    own  the optimizer's sum, used only as a check: on rank 1 it lacks the join
-    """
-    held = own_parameters(model, group)
-    return sum_squares_over(held if group.rank == JOIN else [], held, own, group)
 
 
 def own_branches(group: Group) -> list[int]:
@@ -132,8 +199,8 @@ def own_branches(group: Group) -> list[int]:
     return [i for i in range(2) if i % group.size == group.rank]
 
 
-def check_model(model: Siamese) -> None:
-    if not isinstance(model, Siamese):
+def check_model(model: nn.Siamese) -> None:
+    if not isinstance(model, nn.Siamese):
         raise WrongInput(f"{type(model).__name__} has no two branches; use an nn.Siamese")
 
 

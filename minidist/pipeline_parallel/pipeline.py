@@ -19,12 +19,15 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist import nn
-from minidist.backend import Array
+from minidist.backend import Array, host_copy
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
     Action,
+    Forward,
+    RecvActivation,
+    SendActivation,
     communicates,
     digest,
     last_stage,
@@ -40,12 +43,20 @@ from minidist.pipeline_parallel.stage import Stage
 from minidist.replicas import (
     check_statistics,
     from_holders,
+    gradient,
     load_own,
     shapes_of,
     sum_gradients,
     sum_squares_over,
 )
-from minidist.trainer import AnyOptimizer, WholeBatches, check_scale, update
+from minidist.trainer import (
+    AnyOptimizer,
+    WholeBatches,
+    check_scale,
+    evaluating,
+    update,
+    without_dropout,
+)
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -152,6 +163,24 @@ class Pipeline:
             self.sums.finish()
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
+    def evaluate(self, batch: Batch) -> float:
+        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
+        loss = self.run_forward(without_dropout(batch).micro_batches(self.m))
+        return float(self.loss_group.all_reduce(np.array(loss), label="loss"))
+
+    def run_forward(self, batch: list[Batch]) -> float:
+        """Run the forward passes of the programs alone; return this rank's loss."""
+        kinds = Forward | RecvActivation | SendActivation
+        program = [a for a in self.programs[self.group.rank] if isinstance(a, kinds)]
+        with self.batches.forward_alone(), evaluating(self.model):
+            for stage in self.stages:
+                stage.begin(batch)
+            execute(program, self.group, self.stages)
+            losses = [part for stage in self.stages for part in stage.losses.values()]
+            for stage in self.stages:
+                stage.begin([])
+        return sum(losses, start=0.0)
+
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's layers; drop the gradients."""
         self.batches.check()
@@ -170,9 +199,18 @@ class Pipeline:
         own = self.named_parameters().items()
         return [p for name, p in own if name in first or name not in self.shared]
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the whole gradients by name, on every rank and on the host, before the step."""
+        return self.whole({name: gradient(p) for name, p in self.named_parameters().items()})
+
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
-        return from_holders(self.model.state(), self.shapes, self.group)
+        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Return copies of whole arrays on the host, given what this rank has of parameters."""
+        mine = {name: host_copy(array) for name, array in own.items()}
+        return from_holders(mine, self.shapes, self.group)
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's layers."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from minidist import nn
 from minidist.autograd import Tensor, deferred, losses, recompute
+from minidist.autograd.recording import is_recording
 from minidist.backend import Array
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
@@ -61,9 +62,12 @@ class Stage:
             y = recompute(self._run, x, micro_batch, parameters=self.parameters())
         else:
             y = self._run(x, micro_batch)
-        self.inputs[i], self.outputs[i] = x, y
+        self.outputs[i] = y
         if self.last:
             self.losses[i] = y.item()
+        if not is_recording():
+            return
+        self.inputs[i] = x
         self.peak = max(self.peak, len(self.inputs.keys() | self.deferred.keys()))
 
     def _run(self, x: Tensor | Array, micro_batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ statistics over the ranks (`sum_over_ranks`), as if rows were examples. The mean
 summed over the ranks. The head comes after it: every rank has the same, and its whole gradient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
@@ -24,12 +24,14 @@ from minidist.autograd.convolution import convolution
 from minidist.backend import Array, array_module
 from minidist.collective_functions import own_part, reduce_from
 from minidist.comm import Group
+from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.nn.linear import ACTIVATIONS
 from minidist.pieces import split_ends
 from minidist.replicas import check_same_weights, sum_gradients, sum_statistics
 from minidist.rng import Randomness
+from minidist.trainer import Holder
 
 ROWS = 2  # the axis of X[B, C, H, W] that is split
 
@@ -221,3 +223,28 @@ def own_rows(images: Array, group: Group) -> Array:
 def sum_partial(model: nn.CNN, group: Group) -> None:
     """Sum the gradients of all layers below the head, each a sum over this rank's rows."""
     sum_gradients([p for layer in model.layers[:-1] for p in layer.parameters()], group)
+
+
+class SpatialParallel(Holder):
+    """This rank's rows of all images, and the whole CNN: the Trainer of this file.
+
+    model          a single-device CNN, the same on every rank; changed in place
+    height         rows of an image
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
+    """
+
+    def __init__(self, model: nn.CNN, group: Group, height: int, check_weights: bool = True):
+        split = spatial_parallel(model, group, height, check_weights)
+        super().__init__(split, group, check_group=group if check_weights else None)
+        self.ends = split_ends(height, group.size)
+
+    def share(self, batch: Batch) -> Batch:
+        first, stop = self.ends[self.group.rank : self.group.rank + 2]
+        return replace(batch, inputs=batch.inputs[:, :, first:stop])
+
+    def sum_gradients(self) -> None:
+        assert isinstance(self.model, nn.CNN)
+        sum_partial(self.model, self.group)
+
+    def total(self, loss: Array) -> float:
+        return float(loss)  # the head has the mean of whole images, on every rank

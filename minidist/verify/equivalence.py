@@ -40,7 +40,7 @@ from minidist.verify.compare import BOUND, compare, in_one_line
 from minidist.verify.outcomes import Gradients, Outcome, named_arrays, same
 from minidist.verify.strategies import STRATEGIES, Case, Strategy, one_device
 from minidist.verify.strategies.cases import given, small_cases, trained
-from minidist.verify.strategies.program import cases_of
+from minidist.verify.strategies.pipeline_parallel import cases_of
 
 SIZES = 1, 2, 3, 4, 8  # numbers of ranks that `verify` tries
 REORDERED = ", up to the order of sums, 1e-9"  # of BOUND: ends a promise of bits

@@ -18,9 +18,10 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Group
-from minidist.datasets import Batch, shard
+from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.interop.torch import as_numpy
+from minidist.trainer import loss_of
 from minidist.verify.strategies.cases import Case, collect, trained
 
 Gradients = dict[str, np.ndarray]
@@ -40,6 +41,7 @@ class Outcome:
     held        {name: which elements the rank has}, if it may have parts of parameters only
     local       what its own examples gave, before `reduce`
     changed     names of the weights that are other ones than before
+    losses      of the batches, in their order, if a job has them
     returned    of what type the arrays are that `reduce` has returned; or ""
     """
 
@@ -53,6 +55,7 @@ class Outcome:
     local: Gradients = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
     returned: str = ""
+    losses: list[float] = field(default_factory=list)
 
     def completed(self, want: Gradients) -> Gradients:
         """Return whole gradients: the elements that this rank does not have are those of want."""
@@ -61,20 +64,16 @@ class Outcome:
         return {n: np.where(self.held[n], g, want[n]) for n, g in self.gradients.items()}
 
 
-def of_job(
-    start: Callable, group: Group, case: Case, /, on_loss: Callable = lambda loss: loss, **options
-) -> Outcome:
+def of_job(start: Callable, group: Group, case: Case, /, **options) -> Outcome:
     """Run a case on the ranks' device; what the job sends to show its result is not counted."""
     job = start(group, case.to(group.device), **options)
-    if job.rule is not None:
-        job.begin(job.rule)
-    job.backward(on_loss)
+    job.begin(job.rule)
+    job.backward()
     sent = job.sent()
     result = job.result()
-    if job.rule is not None:
-        sent.subtract(job.sent())
-        job.step()
-        sent.update(job.sent())
+    sent.subtract(job.sent())
+    job.step()
+    sent.update(job.sent())
     sent = +sent  # without what only the result has moved
     reference, message = job.reference(result)
     return Outcome(
@@ -84,6 +83,7 @@ def of_job(
         None if reference is None else _on_host(reference),
         message,
         group.fabric.reordered,
+        losses=job.losses,
     )
 
 
@@ -98,8 +98,7 @@ def of_reduce(reduce: Callable, group: Group, batches: Sequence[Case]) -> list[O
 
 def _reduced(reduce: Callable, group: Group, case: Case) -> Outcome:
     model, weights = case.model, case.model.state()
-    mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
-    case.loss_of(model, case.part(mine), mine).backward()
+    loss_of(model, case.batch.share(group.rank, group.size)).backward()
     local = collect(model)
     returned = _instead(reduce(model, group))
     changed = [n for n, p in trained(model).items() if not same(weights[n], p.data)]

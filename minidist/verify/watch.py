@@ -44,9 +44,22 @@ class Watch:
         """Return these layers, wrapped so that this watch records what enters them."""
         return [WatchedLayer(layer, self) for layer in layers]
 
-    def model(self, model: nn.Sequential) -> None:
-        """Wrap all layers of a model, in place."""
+    def model(self, model: nn.Module) -> None:
+        """Wrap all layers of a model, in place; record each loss, or each embedding of a pair."""
+        weights = [p.data for p in model.parameters()]
+        if isinstance(model, nn.Siamese):
+            flight: list[Tensor] = []
+
+            def seen(y: Tensor) -> Tensor:
+                flight.append(self.graph(y, flight, weights))
+                return y
+
+            model.branch, (model.join,) = self.layers(model.branch), self.layers([model.join])
+            model.embed, model.compare = _then(seen, model.embed), _then(seen, model.compare)
+            return
+        assert isinstance(model, nn.Sequential)
         model.sequence[:] = self.layers(model.sequence)
+        model.loss = _then(partial(self.graph, parameters=weights), model.loss)
 
     def stages(self, stages: list[Stage], model: nn.Module) -> None:
         """Wrap the layers of a pipeline's rank; record each new pass and those in flight."""
@@ -78,10 +91,6 @@ class Watch:
         self.work += sum(map(products, functions_below(y)))
         self.peak = max(self.peak, graph_bytes([y, *others], parameters))
         return y
-
-    def compressor(self, compress: Callable) -> Callable:
-        """Return a compressor of gradients as it is: only its bytes are watched, by the group."""
-        return compress
 
     def sends(self, nbytes: int) -> None:
         """Record what this rank has sent in the step."""

@@ -44,8 +44,11 @@ def test_gradients_and_bytes_are_right_on_many_models(cluster, model, seed, size
 
 def trained(group, case, steps, recompute=False):
     """Return (weights, norms, loads of the last step) after some steps with clipping."""
-    model = ExpertParallel(copy.deepcopy(case.model), group)
-    return trained_by(case, steps, model, model.sum_gradients, model.sum_squares, group)
+    own = ExpertParallel(copy.deepcopy(case.model), group)
+    _, norms, reports = trained_by(
+        case, steps, own.model, own.sum_gradients, own.sum_squares, group
+    )
+    return own.state(), norms, reports
 
 
 def trained_by(case, steps, model, sum_up, sum_squares, group=None):
@@ -92,14 +95,9 @@ def test_a_rank_whose_own_experts_are_frozen_sends_the_others_their_gradient(
     case = case_of(model, 5, seed=1)
 
     def worker(group):
-        spread, mine = (
-            ExpertParallel(copy.deepcopy(model), group),
-            shard(np.arange(5), group.rank, size),
-        )
-        logits = spread(case.inputs[mine], Randomness(0, 0, mine, 5))
-        nn.cross_entropy(logits, case.targets[mine], case.targets.size).backward()
-        spread.sum_gradients()
-        return collect(spread)
+        trainer = ExpertParallel(copy.deepcopy(model), group)
+        trainer.backward(case.batch)
+        return collect(trainer.model)
 
     nn.cross_entropy(model(case.inputs, Randomness(0, 0, np.arange(5), 5)), case.targets).backward()
     want = {name: g for name, g in collect(model).items() if name.startswith(kept)}
@@ -115,7 +113,7 @@ def loaded(group, state, wrong):
     first = whole.layers[1].mixture.experts[0].expand.weight
     model = ExpertParallel(whole, group)
     model.load_state({"nothing": np.zeros(1)} if wrong else state)
-    return model.state(), {p.name for p in expert_parameters(model)}, first.elsewhere
+    return model.state(), {p.name for p in expert_parameters(model.model)}, first.elsewhere
 
 
 @pytest.mark.parametrize("strategy, options", [("expert", {}), ("hybrid", {"dp": 2, "ep": 2})])
@@ -157,7 +155,7 @@ def misused(group, how):
     model = ExpertParallel(model_of(), group)
     tokens = np.zeros((2, 5), int)
     batch = None if how == "no batch" else 4
-    logits = model(tokens, Randomness(0, 0, [0, 1], batch))
+    logits = model.model(tokens, Randomness(0, 0, [0, 1], batch))
     nn.cross_entropy(logits, tokens, reduction_size=20).backward()
     if how == "no sum_squares":
         optim.SGD(model.parameters(), lr=1).clip_global_norm(1.0)
@@ -171,14 +169,14 @@ def misused(group, how):
         model.sum_gradients()
     if how == "twice":
         model.sum_gradients()
-    all_reduce_gradients(model, group)
+    all_reduce_gradients(model.model, group)
 
 
 @pytest.mark.parametrize(
     "how, words",
     [
         ("no batch", r"balancing loss of .* is divided by all of it; pass Randomness\(.*batch=B\)"),
-        ("no sum_squares", "ranks that hold different experts: pass sum_squares=model.sum_squares"),
+        ("no sum_squares", "hold different experts: pass sum_squares=trainer.sum_squares"),
         ("clipped parts", r"is not yet summed over the 2 ranks; call sum_gradients\(\)"),
         ("twice", "would be summed over them again"),
         ("twice around a clip", "would be summed over them again"),

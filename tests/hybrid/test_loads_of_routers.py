@@ -74,14 +74,6 @@ def context(group, loads=True):
     return ByHand(context_parallel(experts(), group), backward)
 
 
-def spread(group):
-    def backward(model, batch):
-        loss_of(model, batch.share(group.rank, group.size)).backward()
-        model.sum_gradients()
-
-    return ByHand(ExpertParallel(experts(), group), backward)
-
-
 def mesh(group, dp=1, pp=1, cp=1, **options):
     return Hybrid(experts(), Mesh(group, dp=dp, pp=pp, cp=cp, tp=1), **options)
 
@@ -91,7 +83,7 @@ TRAINERS = {
     "naive": naive,
     "data parallel": lambda group: DataParallel(experts(), group),
     "context": context,
-    "experts": spread,
+    "experts": lambda group: ExpertParallel(experts(), group),
     "zero bubble": lambda group: Pipeline(experts(), group, "zb_h1", 2),
     "hybrid, recomputed": partial(mesh, pp=2, recompute=True, micro_batches=2),
     "hybrid, ZeRO 1": partial(mesh, dp=2, zero=1),

@@ -7,7 +7,7 @@ from minidist import Tensor, run
 from minidist.autograd import Function
 from minidist.events import EventLog
 from minidist.pipeline_parallel import branch_placement
-from minidist.verify.strategies.siamese import siamese_cases
+from minidist.verify.strategies.pipeline_parallel import siamese_cases
 from tests.pipeline_parallel.branches import judge, siamese_worker
 
 

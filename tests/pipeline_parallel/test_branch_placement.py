@@ -13,7 +13,7 @@ from minidist.pipeline_parallel import branch_placement
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case, one_device
-from minidist.verify.strategies.siamese import siamese_cases
+from minidist.verify.strategies.pipeline_parallel import siamese_cases
 from tests.pipeline_parallel.branches import judge, siamese_worker
 from tests.strategies import arrays, seeds
 

@@ -15,7 +15,7 @@ from minidist.pipeline_parallel.actions import Forward, Programs, micro_batches_
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify import equivalence
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.program import drawn
+from minidist.verify.strategies.pipeline_parallel import drawn
 from tests.pipeline_parallel.training import (
     assert_equals_one_device,
     mlp_case,

@@ -16,7 +16,7 @@ from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate
 from minidist.verify import equivalence
-from minidist.verify.strategies.program import cases_of
+from minidist.verify.strategies.pipeline_parallel import cases_of
 from tests.pipeline_parallel.oracles import assert_same
 from tests.strategies import SYNCHRONOUS, linear_extensions
 

@@ -11,11 +11,10 @@ import numpy as np
 from minidist import Tensor, nn
 from minidist.collective_functions import own_part
 from minidist.rng import Randomness
-from minidist.tensor_parallel import ParallelTransformer
+from minidist.tensor_parallel import ParallelTransformer, unsplit
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.verify.compare import compare
 from minidist.verify.strategies.cases import collect, random_weights
-from minidist.verify.strategies.tensor_parallel import whole_gradients
 from tests.strategies import arrays
 
 OUTPUT, INPUT = "(output)", "(input)"
@@ -44,6 +43,12 @@ def judge_layers(group, build, split, x, seed, split_input=False, split_output=F
     got[OUTPUT] = group.all_gather(y, axis) if split_output else y
     got[INPUT] = group.all_gather(dx, axis) if split_input else dx
     return compare([got], want)
+
+
+def whole_gradients(model, group):
+    """Return all gradients; of a split parameter, the parts of all ranks put together."""
+    named = model.named_parameters()
+    return {name: unsplit(array, named[name], group) for name, array in collect(model).items()}
 
 
 SPLITS = {"matrices": ParallelTransformer, "sequence": sequence_parallel}

@@ -16,21 +16,25 @@ ROOT = Path(__file__).parents[2]
 STRATEGY = '''
 """Gradients are summed on rank 0, and sent back from there."""
 
+from minidist.data_parallel.replicated import DataParallel
+
 
 def sum_on_rank_0(model, group):
     for name, p in model.named_parameters().items():
         total = group.reduce(p.grad, label=name)
         p.grad = group.broadcast(total, label=name)
+
+
+class ThroughRank0(DataParallel):
+    def sum_gradients(self):
+        sum_on_rank_0(self.model, self.group)
 '''
 RECORD = '''
 """The toy."""
 
-from functools import partial
-
-from minidist.data_parallel.through_rank_0 import sum_on_rank_0
+from minidist.data_parallel.through_rank_0 import ThroughRank0
 from minidist.planning.costs import strategies as costs
 from minidist.verify.strategies.cases import small_cases
-from minidist.verify.strategies.data_parallel import Replicas
 from minidist.verify.strategies.record import Costs, Strategy
 
 STRATEGIES = [
@@ -42,7 +46,7 @@ STRATEGIES = [
         family="toys",
         files=("data_parallel/through_rank_0.py",),
         lesson="03_data_parallel",
-        start=partial(Replicas, reduce=sum_on_rank_0),
+        make=ThroughRank0,
         promise="exact",
         cases=small_cases,
         costs=Costs(bytes=costs.data_parallel_bytes),

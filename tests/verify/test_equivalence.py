@@ -44,7 +44,7 @@ class Arrays(Job):
         weight = case.model.parameters()[0].data
         self.arrays = {"inputs": case.inputs, "targets": case.targets, "weight": weight}
 
-    def backward(self, on_loss):
+    def backward(self):
         """Do nothing."""
 
     def result(self):

@@ -13,7 +13,7 @@ import numpy as np
 from minidist.nn import BatchNorm, counted
 from minidist.verify.causes.finding import Finding, Gradients, listed
 from minidist.verify.compare import BOUND
-from minidist.verify.strategies.cases import INPUT, Case, collect
+from minidist.verify.strategies.cases import INPUT, Case, as_input, collect
 
 Shares = dict[int, np.ndarray]  # {rank: its examples}
 MOST = 10_000_000  # elements of all examples' gradients
@@ -26,8 +26,8 @@ def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None)
 
     numbers  under which the model draws their masks; by default their places in the batch
     """
-    model, x = copy.deepcopy(case.model), case.part(rows)
-    outputs = model(x, case.randomness(rows if numbers is None else numbers))
+    model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
+    outputs = model(x, case.batch.rows(rows if numbers is None else numbers).randomness)
     case.loss(outputs, case.targets[rows], reduction_size=case.total).backward()
     gradients = collect(model, x)
     if INPUT in gradients:

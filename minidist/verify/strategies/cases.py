@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,9 +13,8 @@ from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.interop.torch import as_numpy
 from minidist.nn.embedding import BEGIN, END, PAD
-from minidist.rng import Randomness, generator
+from minidist.rng import generator
 
-M = TypeVar("M", bound=nn.Module)
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
 
 
@@ -49,23 +47,18 @@ class Case:
     def batch(self) -> Batch:
         return Batch(self.inputs, self.targets, self.seed, documents=self.documents)
 
+    def minibatches(self, number: int) -> list[Batch]:
+        """Return the batch cut into this many batches in a row, of steps 0, 1, ...; none of 0."""
+        cut = np.array_split(np.arange(len(self.inputs)), number) if number else []
+        return [
+            Batch(self.inputs[rows], self.targets[rows], self.seed, step, rows)
+            for step, rows in enumerate(cut)
+        ]
+
     @property
     def total(self) -> int:
         """The number of targets of the whole batch that count: what its loss is divided by."""
         return nn.counted(self.targets)
-
-    def part(self, examples: np.ndarray) -> Tensor | np.ndarray:
-        """Return some examples' inputs; floats are a leaf, whose gradient is compared too."""
-        return as_input(self.inputs[examples])
-
-    def randomness(self, examples: np.ndarray, loss_scale: float = 1.0) -> Randomness:
-        """Return what the model needs to know about some examples of the case's one batch."""
-        return replace(self.batch.rows(examples), loss_scale=loss_scale).randomness
-
-    def loss_of(self, model: nn.Module, x: Tensor | np.ndarray, examples: np.ndarray) -> Tensor:
-        """Return the loss of some examples, X, divided by the whole batch's number of targets."""
-        outputs = model(x, self.randomness(examples))
-        return self.loss(outputs, self.targets[examples], reduction_size=self.total)
 
     def whole_loss(self, model: nn.Module, x: Tensor | np.ndarray) -> Tensor:
         """Return the loss on one device; ValueError where inputs and targets do not agree."""
@@ -106,12 +99,6 @@ def one_device(case: Case) -> dict[str, np.ndarray]:
     return collect(model, x)
 
 
-def of_kind(kind: type[M], model: nn.Module) -> M:
-    """Return the model, whose kind `Strategy.check` has found to be this one."""
-    assert isinstance(model, kind)
-    return model
-
-
 def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
 
@@ -119,15 +106,19 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
     values are returned instead; and for the bias of a router, by which it will move: `shares`.
     """
     named: dict[str, Tensor] = dict(model.named_parameters())
-    norms = [of_kind(nn.BatchNorm, norm) for norm in model.modules(nn.BatchNorm)]
-    statistics = [p for n in norms if n.training for p in (n.running_mean, n.running_var)]
-    moved = {str(p.name): host_copy(p.data) for p in statistics}
     if isinstance(x, Tensor):
         named[INPUT] = x
     return {
         name: np.zeros(p.shape, p.dtype) if p.grad is None else host_copy(p.grad)
         for name, p in named.items()
-    } | (moved | shares(model))
+    } | moved_by_forward(model)
+
+
+def moved_by_forward(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return what a forward pass has moved: the running statistics that train, and `shares`."""
+    norms = [norm for norm in model.modules(nn.BatchNorm) if norm.training]
+    statistics = [p for norm in norms for p in (norm.running_mean, norm.running_var)]
+    return {str(p.name): host_copy(p.data) for p in statistics} | shares(model)
 
 
 def shares(model: nn.Module) -> dict[str, np.ndarray]:
@@ -138,7 +129,7 @@ def shares(model: nn.Module) -> dict[str, np.ndarray]:
 
 def heads_of(model: nn.Module) -> int:
     """Return H of a Transformer or a Seq2Seq, whose second layer is a block."""
-    match of_kind(nn.Sequential, model).layers[1]:
+    match model.layers[1]:
         case nn.Block() | nn.ExpertBlock() | nn.EncoderBlock() as block:
             return block.attention.heads
     raise TypeError("the second layer of a Transformer is a block")
@@ -223,6 +214,13 @@ def dual_case() -> Case:
     return Case(
         "two translators, 5 pairs, padded", model, tokens, model.targets(tokens), model.loss
     )
+
+
+def cnn_example(ranks: int) -> Case:
+    """Return a CNN for the table of costs: no Transformer has batch norms."""
+    random = generator(0, "strategy table")
+    images, labels = random.standard_normal((8, 1, 8, 8)), random.integers(0, 10, 8)
+    return Case("example", nn.CNN(1, 10, dtype="float64"), images, labels)
 
 
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on

@@ -6,41 +6,16 @@ from functools import partial
 import numpy as np
 
 from minidist import nn
-from minidist.comm import Group
-from minidist.context_parallel import Cut, axes_of, columns, context_parallel, plain, zigzag
-from minidist.replicas import sum_gradients, sum_loads
+from minidist.context_parallel import ContextParallel, plain
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
-    of_kind,
     padded,
     random_weights,
     transformer_example,
 )
-from minidist.verify.strategies.job import Job, OnLoss
-from minidist.verify.strategies.record import TRANSFORMER, Costs, Strategy
+from minidist.verify.strategies.record import TRANSFORMER, Costs, Strategy, record
 from minidist.verify.strategies.tensor_parallel import heads_limit
-
-
-class CutSequence(Job):
-    """A Transformer on this rank's positions of every example."""
-
-    def __init__(
-        self, group: Group, case: Case, attention: str, cut: Cut = zigzag, ulysses: int = 1
-    ):
-        axes = axes_of(group, ulysses) if ulysses != 1 else None
-        model = of_kind(nn.Transformer, case.model)
-        super().__init__(group, case, context_parallel(model, group, attention, cut, axes))
-        self.own = cut(case.inputs.shape[1], group.size)[group.rank]
-        self.groups += axes or ()
-
-    def backward(self, on_loss: OnLoss) -> None:
-        case, held = self.case, self.own
-        x, y = columns(case.inputs, held), columns(case.targets, held)
-        logits = self.model(x, replace(case.batch, inputs=x, targets=y, positions=held).randomness)
-        on_loss(case.loss(logits, y, reduction_size=case.total)).backward()
-        sum_gradients(self.model.parameters(), self.group)
-        sum_loads(self.model, self.group)
 
 
 def context_cases(ranks: int) -> list[Case]:
@@ -81,61 +56,30 @@ def usp_cases(ranks: int) -> list[Case]:
     return [replace(c, options=c.options | {"ulysses": U}) for c in context_cases(ranks)]
 
 
-def _record(name: str, attention: str, more: dict | None = None, **fields) -> Strategy:
-    """Return a record; `fields` are what it has of its own, `more` what its costs have."""
-    found = Costs(
-        limit=lambda case, ranks: (case.inputs.shape[1], "positions"),
-        cuts="positions",
-    )
-    return Strategy(
-        name=name,
-        family="context",
-        files=(f"context_parallel/{name}.py", "context_parallel/cuts.py"),
-        lesson="14_context_parallel",
-        start=partial(CutSequence, attention=attention),
-        costs=replace(found, **more or {}),
+def positions_limit(case: Case, ranks: int) -> tuple[int, str]:
+    return case.inputs.shape[1], "positions"
+
+
+def over_positions(name: str, attention: str, cases=context_cases, **more) -> Strategy:
+    """Return the record of an attention; `more` are further fields of its costs."""
+    return record(
+        name,
+        make=partial(ContextParallel, attention=attention),
+        cases=cases,
+        costs=Costs(**{"limit": positions_limit, "cuts": "positions"} | more),
         models=TRANSFORMER,
-        tests=tuple(
-            f"context_parallel/test_{file}.py" for file in (name, "attention", "transformer")
-        ),
-        **{"cases": context_cases} | fields,
     )
 
 
 STRATEGIES = [
-    _record(
-        name="ring_attention",
-        attention="ring",
-        idea="positions over ranks, keys and values go round",
-        term="上下文并行, 环形注意力",
-        paper="Liu et al. 2023, section 3",
-    ),
-    _record(
-        name="gathered_attention",
-        attention="gathered",
-        idea="positions over ranks, keys and values gathered first",
-        term="上下文并行, 汇集键值",
-        paper="Dubey et al. 2024 (Llama 3), section 3.3.2",
-        more={"compared": False},
-    ),
-    _record(
-        name="ulysses",
-        attention="ulysses",
-        idea="positions over ranks, in attention heads",
-        term="上下文并行, 序列与注意力头互换",
-        paper="Jacobs et al. 2023, section 3",
-        more={"limit": heads_limit},
-    ),
-    _record(
-        name="usp",
-        attention="ring",
-        idea="positions over ranks: neighbours exchange heads, their groups form a ring",
-        term="上下文并行, 环形与Ulysses混合",
-        paper="Fang and Zhao 2024",
-        cases=usp_cases,
-        more={
-            "compared": False,
-            "example": lambda ranks: transformer_example(ranks, ulysses=1 if ranks % 2 else 2),
-        },
+    over_positions("ring_attention", "ring"),
+    over_positions("gathered_attention", "gathered", compared=False),
+    over_positions("ulysses", "ulysses", limit=heads_limit),
+    over_positions(
+        "usp",
+        "ring",
+        usp_cases,
+        compared=False,
+        example=lambda ranks: transformer_example(ranks, ulysses=1 if ranks % 2 else 2),
     ),
 ]

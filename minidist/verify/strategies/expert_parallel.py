@@ -4,33 +4,14 @@ from dataclasses import replace
 from functools import partial
 
 from minidist import nn
-from minidist.comm import Group
 from minidist.expert_parallel import ExpertParallel
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
-    collect,
-    of_kind,
     random_weights,
     transformer_example,
 )
-from minidist.verify.strategies.data_parallel import Replicas
-from minidist.verify.strategies.job import Arrays
-from minidist.verify.strategies.record import EXPERTS, Costs, Strategy
-
-
-class Experts(Replicas):
-    """Every rank has some of the examples and of the experts."""
-
-    model: ExpertParallel
-
-    def __init__(self, group: Group, case: Case, micro_batches: int = 1, dispatch: str = "rows"):
-        super().__init__(group, case, lambda *_: self.model.sum_gradients(), micro_batches)
-        whole = of_kind(nn.Transformer, case.model)
-        self.model = ExpertParallel(whole, group, dispatch=dispatch)
-
-    def result(self) -> Arrays:
-        return self.model.whole(collect(self.model))
+from minidist.verify.strategies.record import EXPERTS, Costs, record
 
 
 def todays_experts(width: int = 8, heads: int = 2) -> nn.Transformer:
@@ -51,9 +32,9 @@ def todays_experts(width: int = 8, heads: int = 2) -> nn.Transformer:
         most_groups=2,
     )
     random_weights(model)
-    for block in (of_kind(nn.ExpertBlock, layer) for layer in model.layers[1:-1]):
+    for block in model.modules(nn.ExpertBlock):
         block.norm_2.gain.data += 2  # else all positions choose the same experts
-        of_kind(nn.BiasBalance, block.mixture.bias).bias.data *= 0.05
+        block.mixture.bias.bias.data *= 0.05
     return model
 
 
@@ -70,7 +51,7 @@ def expert_cases(ranks: int) -> list[Case]:
     for name, more in options.items():
         model = nn.Transformer(11, 8, 2, 2, 6, 2, "float64", **{"balance": 0.1} | more)
         random_weights(model)
-        for block in (of_kind(nn.ExpertBlock, layer) for layer in model.layers[1:-1]):
+        for block in model.modules(nn.ExpertBlock):
             block.norm_2.gain.data += 2  # else all positions choose the same experts
             if "without rows" in name:
                 gate = block.mixture.gate.weight.data
@@ -85,22 +66,9 @@ def expert_cases(ranks: int) -> list[Case]:
 
 
 STRATEGIES = [
-    Strategy(
-        name="expert",
-        idea="experts over ranks: rows travel to them and back",
-        term="专家并行, MoE专家",
-        paper="Lepikhin et al. 2020, sections 3.2 and 3.3.2",
-        family="experts",
-        files=(
-            "expert_parallel/dispatch.py",
-            "expert_parallel/once_per_rank.py",
-            "expert_parallel/sharded_experts.py",
-            "nn/router.py",
-            "nn/router.py",
-            "nn/mixture_of_experts.py",
-        ),
-        lesson="15_experts",
-        start=Experts,
+    record(
+        "expert",
+        make=ExpertParallel,
         cases=expert_cases,
         costs=Costs(
             limit=lambda case, ranks: (min(case.model.experts, len(case.inputs)), "experts"),
@@ -108,11 +76,5 @@ STRATEGIES = [
             example=partial(transformer_example, experts=4),
         ),
         models=EXPERTS,
-        tests=(
-            "expert_parallel/test_dispatch.py",
-            "expert_parallel/test_once_per_rank.py",
-            "expert_parallel/test_sharded_experts.py",
-            "hybrid/test_experts_on_every_split.py",
-        ),
     )
 ]

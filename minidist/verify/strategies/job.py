@@ -3,12 +3,16 @@
     outcomes.of_job  takes a batch; returns all gradients, and the bytes that were sent for them
     watched_step     takes a batch and an update of AdamW while a watch counts what that costs
 
-A record's `start` is (group, case, **options) -> Job.
+`AtWork` runs any Trainer on one batch, `Steps` some steps of it. What is no Trainer, servers and a
+PipeDream, has a Job of its own.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,56 +21,61 @@ from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
+from minidist.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.stage import Stage
-from minidist.verify.strategies.cases import INPUT, Case, collect, of_kind
+from minidist.tensor_parallel import TensorParallel
+from minidist.trainer import Trainer
+from minidist.verify.strategies.cases import INPUT, Case, as_input, moved_by_forward
 from minidist.verify.watch import Watch, adamw
 
 Arrays = dict[str, np.ndarray]
 Rule = Callable[[list[nn.Parameter]], Optimizer]
-OnLoss = Callable[[Tensor], Tensor]
 no_change: Rule = partial(optim.SGD, lr=0.0)
+momentum: Rule = partial(optim.SGD, lr=0.1, momentum=0.9)
 
 
 class Job:
     """This rank's part of a strategy that has a case to train; by default on one group.
 
     model      the layers that this rank runs
-    groups     all that it communicates through, each with a ledger
-    rule       the optimizer of a run that is certified; None: its result needs no update
+    groups     all that it communicates through, each with a ledger whose bytes count
+    stages     those that this rank holds, if it is one of a pipeline
+    rule       the optimizer of a run that is certified
     optimizer  of what this rank updates
+    losses     of the batches so far
+    batch      the case's; floating inputs are a leaf, whose gradient is compared
     trains     whether backward also updates, as on a stream of minibatches
+    has_all_inputs
+               whether each rank has the gradient of all inputs, not a part of a sum
     """
 
-    rule: Rule | None = None
+    rule: Rule = staticmethod(no_change)
     trains = False
+    has_all_inputs = False
+    stages: Sequence[Stage] = ()
     optimizer: Any
 
     def __init__(self, group: Group, case: Case, model: nn.Module):
         self.group, self.case, self.model = group, case, model
         self.groups: list[Group] = [group]
+        self.losses: list[float] = []
+        self.batch = replace(case.batch, inputs=as_input(case.inputs))
 
     def begin(self, rule: Rule) -> None:
         """Make the optimizer."""
         self.optimizer = rule(self.parameters())
 
     def let_watch(self, watch: Watch) -> None:
-        """Let a watch record what enters the layers, from now on."""
-        if stages := self.stages():
-            watch.stages(stages, self.model)
+        """Let a watch record what enters the layers, and each loss, from now on."""
+        if self.stages:
+            watch.stages([*self.stages], self.model)
         else:
-            watch.model(of_kind(nn.Sequential, self.model))
+            watch.model(self.model)
 
-    def stages(self) -> list[Stage]:
-        """Return the stages that this rank holds, if it is one of a pipeline."""
-        return []
-
-    def backward(self, on_loss: OnLoss) -> None:
-        """Compute the batch's gradient; or train on a whole stream of minibatches.
-
-        on_loss  gets each loss before its backward, and returns it
-        """
+    def backward(self) -> None:
+        """Compute the batch's gradient; or train on a whole stream of minibatches."""
         raise NotImplementedError
 
     def result(self) -> Arrays:
@@ -74,18 +83,18 @@ class Job:
 
         What is sent for that is not counted.
         """
-        return collect(self.model)
+        raise NotImplementedError
 
-    def input_gradient(self, *pieces: Tensor | np.ndarray) -> Arrays:
-        """Return the gradient of the whole input, if it is floats, from all ranks' pieces."""
-        leaves = [x for x in pieces if isinstance(x, Tensor)]
-        return {INPUT: self.group.all_gather(gradient_of(leaves))} if leaves else {}
+    def input_gradient(self) -> Arrays:
+        """Return the gradient of the whole input, if it is floats, from what all ranks have."""
+        x = self.batch.inputs
+        if not isinstance(x, Tensor):
+            return {}
+        own = x.xp.zeros_like(x.data) if x.grad is None else x.grad
+        return {INPUT: own if self.has_all_inputs else self.group.all_reduce(own)}
 
     def step(self) -> None:
         """Update, if backward has not."""
-        if not self.trains:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates."""
@@ -101,16 +110,88 @@ class Job:
         return {"homes": homes, "optimizer": self.optimizer}
 
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
-        """Return what the result should be, bit for bit, if that is not one device's gradient.
+        """Return what the result should be, if that is not one device's gradient.
 
         Then also the cause in words where it is something else, if the cause is known.
         """
         return None, None
 
 
-def gradient_of(pieces: Sequence[Tensor]) -> np.ndarray:
-    """Return the gradient of several inputs in a row; zeros where there is none."""
-    return np.concatenate([np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces])
+class AtWork(Job):
+    """A Trainer at work on the case's one batch.
+
+    make     (model, group, **options) -> the Trainer; it takes the model over
+    trainer  the Trainer; its loss is summed in a group whose bytes do not count
+    """
+
+    def __init__(self, group: Group, case: Case, make: Callable[..., Trainer], **options):
+        self.trainer = make(case.model.flatten(group.empty), group, **options)
+        self.pipeline = getattr(self.trainer, "pipeline", self.trainer)  # a Hybrid has one
+        super().__init__(group, case, self.pipeline.model)
+        self.stages = getattr(self.pipeline, "stages", ())
+        self.has_all_inputs = isinstance(self.trainer, TensorParallel)
+        apart = getattr(self.trainer, "loss_group", None)
+        self.groups = [of for of in self.trainer.groups if of is not apart]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.trainer.parameters()
+
+    def backward(self) -> None:
+        self.losses.append(self.trainer.backward(self.batch))
+
+    def step(self) -> None:
+        if not self.trains:
+            self.trainer.step(self.optimizer)
+
+    def result(self) -> Arrays:
+        moved = self.trainer.whole(moved_by_forward(self.model))
+        return self.trainer.gradients() | moved | self.input_gradient()
+
+    def kept(self) -> dict:
+        named, own = self.trainer.named_parameters().values(), self.parameters()
+        homes = [p.home for p in chain(named, own) if p.home is not None]
+        kept = {"homes": homes, "optimizer": self.optimizer}
+        buffers = getattr(getattr(self.trainer, "copies", None), "buffers", ())
+        if buffers:  # ZeRO's, whole or cut
+            kept |= {"gradients": buffers[:1], "parameters": buffers[1:]}
+        return kept
+
+
+class Steps(AtWork):
+    """Steps of a Trainer, whose result are the weights; they are compared with a replay's.
+
+    batches  of the steps; without any, the result is the gradient of the case's one batch
+    replay   () -> the weights after these steps, as one device computes them
+    rule     the optimizer
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        case: Case,
+        make: Callable[..., Trainer],
+        batches: list[Batch],
+        replay: Callable[[], Arrays],
+        rule: Rule = momentum,
+        **options,
+    ):
+        own = replace(case, model=copy.deepcopy(case.model))  # the replay begins with the case's
+        super().__init__(group, own, make, **options)
+        self.batches, self.replay, self.rule = batches, replay, rule
+        self.trains = bool(batches)
+
+    def backward(self) -> None:
+        for batch in self.batches or [self.batch]:
+            batch = replace(batch, loss_scale=self.optimizer.loss_scale)
+            self.losses.append(self.trainer.backward(batch))
+            if self.trains:
+                self.trainer.step(self.optimizer)
+
+    def result(self) -> Arrays:
+        return self.trainer.state() if self.trains else super().result()
+
+    def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
+        return self.replay() if self.trains and self.group.rank == 0 else None, None
 
 
 def by_name(flat: FlatParameters, vector: Array) -> Arrays:
@@ -123,9 +204,8 @@ def watched_step(start: Callable[..., Job], group: Group, case: Case, watch: Wat
     """Take one step with AdamW, watched, on the ranks' device."""
     job = start(group, case.to(group.device), **case.options)
     job.begin(adamw)
-    weights = [p.data for p in job.model.parameters()]
     job.let_watch(watch)
-    job.backward(partial(watch.graph, parameters=weights))
+    job.backward()
     job.step()
     watch.sends(job.sent().total())
     watch.holds(**job.kept())

@@ -7,19 +7,18 @@ from functools import partial
 import numpy as np
 
 from minidist import nn, optim
-from minidist.autograd import Tensor
-from minidist.autograd.losses import scaled
 from minidist.backend import FLOAT16, on_device_of, rounded, widen
 from minidist.comm import Group
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import shard
+from minidist.datasets import Batch
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.replicas import check_statistics
 from minidist.rng import draws_for, generator
+from minidist.trainer import loss_of
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
-from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
-from minidist.verify.strategies.record import Costs, Strategy
+from minidist.verify.strategies.job import Arrays, Rule, Steps
+from minidist.verify.strategies.record import Costs, record
 
 rule = partial(optim.AdamW, lr=0.05)
 whole_rule = partial(optim.SGD, lr=2.0**-4)  # whole numbers become multiples of 1/256
@@ -27,21 +26,14 @@ whole_rule = partial(optim.SGD, lr=2.0**-4)  # whole numbers become multiples of
 
 def half(case: Case, dtype: str | None, grad_dtype: str | None) -> Case:
     """Return the case with a copy of its model, in another dtype; None: in its own."""
-    model, inputs = copy.deepcopy(case.model), case.inputs
+    model, data = copy.deepcopy(case.model), {"inputs": case.inputs, "targets": case.targets}
     if dtype is not None:
         model.astype(dtype, grad_dtype)
-        inputs = inputs if inputs.dtype.kind in "iu" else inputs.astype(dtype)
-    return replace(case, model=model, inputs=inputs)
+        data = {n: a if a.dtype.kind in "iu" else a.astype(dtype) for n, a in data.items()}
+    return replace(case, model=model, **data)
 
 
-def loss_of(case: Case, x: Tensor | np.ndarray, examples: np.ndarray, scale: float) -> Tensor:
-    """Return the loss of some examples, X, whose gradient is to be scaled."""
-    outputs, targets = case.model(x, case.randomness(examples, scale)), case.targets[examples]
-    targets = targets.astype(outputs.dtype) if targets.dtype.kind == "f" else targets
-    return scaled(case.loss(outputs, targets, reduction_size=case.total), scale)
-
-
-class HalfPrecision(Job):
+class HalfPrecision(Steps):
     """Some steps in float16, which are replayed; without steps, one gradient, unscaled.
 
     dtype  of the weights; None: the model's own, whose gradient is one device's
@@ -51,8 +43,6 @@ class HalfPrecision(Job):
     stochastic
            no float32 copies and no scale: weights and moments are rounded at random
     """
-
-    optimizer: MixedPrecision | optim.Optimizer
 
     def __init__(
         self,
@@ -66,61 +56,43 @@ class HalfPrecision(Job):
         whole: bool = False,
         stochastic: bool = False,
     ):
-        # Its statistics have no scale and no formula here.
+        # Its statistics have no scale here.
         check_statistics(case.model, group.size, loads=True)
-        self.own = own = half(case, dtype, grad_dtype)  # `case` stays as it is, for the replay
-        super().__init__(group, case, own.model.flatten(group.empty))
-        self.share = Zero(self.model, group, zero) if zero else DataParallel(self.model, group)
-        self.groups = list(dict.fromkeys([group, *self.share.groups]))
-        self.mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
-        self.x = own.part(self.mine)
-        self.steps, self.start, self.stochastic = steps, start, stochastic
-        self.rule = whole_rule if whole else rule
-        self.exact = dtype is None and not steps
-        about = case, group.size, steps, grad_dtype, start, self.rule
-        self.replay = partial(replay, *about, dtype="float32" if whole else "float16")
+        make = partial(Zero, stage=zero) if zero else DataParallel
+        own, of_steps = half(case, dtype, grad_dtype), whole_rule if whole else rule
+        about = case, group.size, steps, grad_dtype, start, of_steps
+        replayed = partial(replay, *about, dtype="float32" if whole else "float16")
         if stochastic:
-            self.replay = partial(replay_at_random, case, group.size, steps, self.rule)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self.share.parameters()
+            replayed = partial(replay_at_random, case, group.size, steps, of_steps)
+        super().__init__(group, own, make, [own.batch] * steps, replayed, of_steps)
+        self.groups = list(dict.fromkeys([group, *self.groups]))  # whether a step overflows
+        self.start, self.stochastic, self.exact = start, stochastic, dtype is None and not steps
 
     def begin(self, rule: Rule) -> None:
-        self.optimizer = rule(self.parameters())
+        super().begin(rule)
         if self.stochastic:
             self.optimizer.rounding = optim.StochasticRounding(self.case.seed)
         else:
             scale = LossScale(self.start, every=2)
             self.optimizer = MixedPrecision(self.optimizer, self.group, scale)
 
-    def backward(self, on_loss: OnLoss) -> None:
-        for _ in range(max(1, self.steps)):
-            self.scale = self.optimizer.loss_scale
-            with overflow_allowed():
-                loss = loss_of(self.own, self.x, self.mine, self.scale)
-                self.share.accumulate(on_loss(loss))
-            if self.steps:
-                self.update()
-
-    def update(self) -> None:
+    def backward(self) -> None:
+        self.scale = self.optimizer.loss_scale
         with overflow_allowed():
-            self.share.step(self.optimizer)
+            super().backward()
 
     def step(self) -> None:
-        if not self.steps:
-            self.update()
+        with overflow_allowed():
+            super().step()
 
     def result(self) -> Arrays:
-        if self.steps:
-            return self.share.state() | {UPDATES: np.array([self.optimizer.steps])}
-        found = collect(self.model) | self.input_gradient(self.x)
-        found = {name: widen(g) / self.scale for name, g in found.items()}
-        return found if self.exact else {n: g for n, g in found.items() if n != INPUT}
+        if self.trains:
+            return super().result() | {UPDATES: np.array([self.optimizer.steps])}
+        gradients = {name: widen(g) / self.scale for name, g in super().result().items()}
+        return gradients if self.exact else {n: g for n, g in gradients.items() if n != INPUT}
 
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
-        if self.exact:
-            return None, None
-        return self.replay(), None
+        return None if self.exact or self.group.rank else self.replay(), None
 
 
 UPDATES = "(updates)"
@@ -142,7 +114,7 @@ def replay(
     case = half(case, dtype, grad_dtype if dtype == "float16" else None)
     model, wide = case.model, copy.deepcopy(case.model).astype("float32")
     optimizer, scale, good = rule(wide.parameters()), start, 0
-    parts = [shard(np.arange(len(case.inputs)), r, shares) for r in range(shares)]
+    parts = [case.batch.share(rank, shares) for rank in range(shares)]
     for _ in range(max(1, steps)):
         total = sum_of_shards(case, parts, scale)
         finite = all(np.isfinite(g).all() for g in total.values())
@@ -164,7 +136,7 @@ def replay_at_random(case: Case, shares: int, steps: int, rule: Rule) -> dict[st
     case = half(case, "float16", None)
     model, wide = case.model, copy.deepcopy(case.model).astype("float32")
     optimizer = rule(wide.parameters())
-    parts = [shard(np.arange(len(case.inputs)), r, shares) for r in range(shares)]
+    parts = [case.batch.share(rank, shares) for rank in range(shares)]
     for step in range(1, steps + 1):
         total = sum_of_shards(case, parts, 1.0)
         for name, p in wide.named_parameters().items():
@@ -181,12 +153,12 @@ def replay_at_random(case: Case, shares: int, steps: int, rule: Rule) -> dict[st
     return model.state() | {UPDATES: np.array([optimizer.steps])}
 
 
-def sum_of_shards(case: Case, parts: list, scale: float) -> dict[str, np.ndarray]:
+def sum_of_shards(case: Case, parts: list[Batch], scale: float) -> dict[str, np.ndarray]:
     """Return the sum of the gradients of some parts of the batch, added in the model's dtype."""
     total: dict[str, np.ndarray] = {}
     with overflow_allowed():
         for part in parts:
-            loss_of(case, case.inputs[part], part, scale).backward()
+            loss_of(case.model, replace(part, loss_scale=scale)).backward()
             own = collect(case.model)
             total = {name: total[name] + g if total else g for name, g in own.items()}
             case.model.zero_grad()
@@ -231,21 +203,10 @@ def mixed_cases(ranks: int) -> list[Case]:
 
 
 STRATEGIES = [
-    Strategy(
-        name="mixed_precision",
-        idea="16-bit weights, activations and gradients; float32 copies, loss scaling; or neither, "
-        "rounded at random",
-        term="混合精度, 损失缩放, 随机舍入",
-        paper="Micikevicius et al. 2018, sections 3.1 to 3.3; Zamirai et al. 2021 (at random)",
-        family="mixed precision",
-        files=("mixed_precision.py", "optim/stochastic_rounding.py"),
-        lesson="18_mixed_precision",
+    record(
+        "mixed_precision",
         start=HalfPrecision,
-        promise="invariant",
         cases=mixed_cases,
-        costs=Costs(
-            example=partial(transformer_example, dtype="float16"),
-        ),
-        tests=("test_mixed_precision.py",),
+        costs=Costs(example=partial(transformer_example, dtype="float16")),
     )
 ]

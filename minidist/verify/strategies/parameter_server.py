@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from minidist import nn
-from minidist.autograd import Tensor
+from minidist import nn, optim
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
 from minidist.datasets import Batch, shard
 from minidist.errors import WrongInput, check_options
+from minidist.trainer import loss_of
 from minidist.verify.replays.parameter_server import equal_to, everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
     Case,
@@ -21,10 +21,20 @@ from minidist.verify.strategies.cases import (
     small_cases,
     transformer_example,
 )
-from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name, no_change
+from minidist.verify.strategies.job import Arrays, Job, Rule, by_name, momentum
 from minidist.verify.strategies.pipedream import stream_cases
-from minidist.verify.strategies.record import Costs, Strategy
-from minidist.verify.strategies.stream import momentum, twice
+from minidist.verify.strategies.record import Costs, record
+
+
+class TwiceSGD(optim.SGD):
+    """Takes every step twice: a mistake, with which a replay is compared."""
+
+    def step(self, copies=None, factor=1.0) -> None:
+        super().step(copies, factor)
+        super().step(copies, factor)
+
+
+twice = partial(TwiceSGD, lr=0.1, momentum=0.9)
 
 
 def servers_among(ranks: int) -> int:
@@ -37,29 +47,29 @@ def servers_among(ranks: int) -> int:
 class Served(Job):
     """This rank's role under a plan: the first ranks serve, the others compute.
 
-    dealt  {worker: the numbers of its minibatches}
+    dealt    {worker: the numbers of its minibatches}
+    batches  those minibatches that this rank computes, and in a replay all
     """
 
-    rule: Rule = staticmethod(no_change)
     trains = True  # the servers have updated
     role: Server | Worker
 
     def __init__(self, group: Group, case: Case, plan: ServerPlan, dealt: dict[int, list[int]]):
         super().__init__(group, case, copy.deepcopy(case.model))
         self.plan, self.dealt = plan, dealt
+        self.batches: list[Batch] = []
 
     def begin(self, rule: Rule) -> None:
         self.role = join(self.group, self.model, rule, self.plan)
 
-    def loss(self, model: nn.Module, batch: int) -> Tensor:
-        """Return the loss of one minibatch."""
-        raise NotImplementedError
+    def again(self, model: nn.Module, batch: int) -> None:
+        """Compute the gradient of one minibatch, also in a replay."""
+        loss = loss_of(model, self.batches[batch])
+        self.losses.append(loss.item())
+        loss.backward()
 
-    def backward(self, on_loss: OnLoss) -> None:
-        def one(model: nn.Module, batch: int) -> None:
-            on_loss(self.loss(model, batch)).backward()
-
-        train(self.role, one, self.dealt.get(self.group.rank, []))
+    def backward(self) -> None:
+        train(self.role, self.again, self.dealt.get(self.group.rank, []))
 
     def sent(self) -> Counter[str]:
         """Return what went between servers and workers, without the last gather of weights."""
@@ -80,17 +90,13 @@ class OneClock(Served):
 
     def __init__(self, group: Group, case: Case, plan: ServerPlan, shares: dict[int, np.ndarray]):
         super().__init__(group, case, plan, {worker: [0] for worker in shares})
-        self.mine = shares.get(group.rank, np.arange(0))
-        self.x = case.part(self.mine)
-
-    def loss(self, model: nn.Module, batch: int) -> Tensor:
-        return self.case.loss_of(model, self.x, self.mine)
+        self.batches = [self.batch.rows(shares.get(group.rank, np.arange(0)))]
 
     def result(self) -> Arrays:
         role, found = self.role, collect(self.model)  # zeros of what is frozen, and statistics
         slices = role.slice.grad if isinstance(role, Server) else role.buffer[:0]
         found |= by_name(role.flat, self.group.all_gather(slices))
-        return found | self.input_gradient(self.x)
+        return found | self.input_gradient()
 
 
 class ServedStream(Served):
@@ -100,17 +106,7 @@ class ServedStream(Served):
 
     def __init__(self, group: Group, case: Case, plan: ServerPlan, minibatches: int):
         super().__init__(group, case, plan, _deal(minibatches, group.size))
-        self.cut = np.array_split(np.arange(len(case.inputs)), minibatches)
-
-    def loss(self, model: nn.Module, batch: int) -> Tensor:
-        """Return the mean over the minibatch's own targets."""
-        case, rows = self.case, self.cut[batch]
-        whole = Batch(case.inputs[rows], case.targets[rows], case.seed, batch, rows)
-        return case.loss(model(whole.inputs, whole.randomness), whole.targets)
-
-    def again(self, model: nn.Module, batch: int) -> None:
-        """Compute the gradient of one minibatch, in a replay."""
-        self.loss(model, batch).backward()
+        self.batches = case.minibatches(minibatches)
 
     def result(self) -> Arrays:
         return self.model.state()
@@ -206,51 +202,22 @@ def server_limit(case: Case, ranks: int) -> tuple[int, str]:
     return len(case.inputs) + servers_among(ranks), "examples and servers"
 
 
-def _costs(**more) -> Costs:
-    return Costs(limit=server_limit, cuts="servers", **more)
-
-
-_record = partial(
-    Strategy,
-    family="parameter server",
-    lesson="04_parameter_server",
-    ranks=(2, 3, 4),
-    tests=("data_parallel/test_parameter_server.py", "data_parallel/test_sparse_update.py"),
-)
-_stale = partial(
-    _record,
-    promise="replayed bitwise",
-    costs=_costs(
-        example=lambda ranks: transformer_example(ranks, minibatches=len(_workers(ranks))),
-    ),
+_costs = partial(Costs, limit=server_limit, cuts="servers")
+_of_streams = _costs(
+    example=lambda ranks: transformer_example(ranks, minibatches=len(_workers(ranks)))
 )
 STRATEGIES = [
-    _record(
-        name="parameter_server",
-        idea="weights on servers, synchronous",
-        term="参数服务器, 同步",
-        paper="Ho et al. 2013, section 2 (staleness 0)",
-        files=("data_parallel/parameter_server.py",),
-        start=synchronous,
-        cases=small_cases,
-        costs=_costs(),
-    ),
-    _stale(
-        name="downpour",
-        idea="asynchronous, with rare pulls and pushes; sparse pushes",
-        term="参数服务器, 异步; 稀疏更新",
-        paper="Dean et al. 2012, section 4.1; Li et al. 2014, section 3.2 (sparse pushes)",
-        files=("data_parallel/parameter_server.py",),
+    record("parameter_server", start=synchronous, cases=small_cases, costs=_costs()),
+    record(
+        "downpour",
         start=partial(stale, plan=ServerPlan(staleness=None)),
         cases=downpour_cases,
+        costs=_of_streams,
     ),
-    _stale(
-        name="ssp",
-        idea="bounded staleness; and, our own, a quorum with a buffer for late gradients",
-        term="半同步, 延迟缓冲区",
-        paper="Ho et al. 2013, section 2",
-        files=("data_parallel/parameter_server.py",),
+    record(
+        "ssp",
         start=partial(stale, plan=ServerPlan(staleness=1)),
         cases=stream_cases,
+        costs=_of_streams,
     ),
 ]

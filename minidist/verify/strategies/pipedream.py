@@ -11,22 +11,15 @@ from minidist.comm import Group
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import strategies as costs
 from minidist.planning.pipedream import options_of, pipedream
-from minidist.replicas import fingerprint
+from minidist.replicas import fingerprint, from_holders
 from minidist.rng import generator
 from minidist.verify.replays.pipedream import replay
-from minidist.verify.strategies.cases import Case, collect, of_kind, transformer_example
-from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name
-from minidist.verify.strategies.pipeline_parallel import (
-    cut_with_leaves,
-    everyones,
-    input_gradient,
-    layers_limit,
-)
-from minidist.verify.strategies.record import LAYERS, Costs, Strategy
-from minidist.verify.strategies.stream import momentum
+from minidist.verify.strategies.cases import Case, collect, transformer_example
+from minidist.verify.strategies.job import Arrays, Job, Rule, by_name, momentum
+from minidist.verify.strategies.pipeline_parallel import layers_limit
+from minidist.verify.strategies.record import LAYERS, Costs, record
 
 STREAM = 20  # a rank's idle share is that of a stream this many times as long
 
@@ -51,41 +44,32 @@ class AsynchronousStages(Job):
         **options,
     ):
         super().__init__(group, case, copy.deepcopy(case.model))
-        self.whole = of_kind(nn.Sequential, case.model)
         self.scheme, self.minibatches, self.options = scheme, minibatches, options
-        self.batch = cut_with_leaves(case, minibatches or 1)
+        self.stream = [self.batch]
         if minibatches:
             every = options.get("update_every") or max(1, group.size - 1)
             summed = every if accumulates else 1
-            self.batch = [replace(b, total=b.total / minibatches * summed) for b in self.batch]
+            cut = case.batch.micro_batches(minibatches)
+            self.stream = [replace(b, total=b.total / minibatches * summed) for b in cut]
 
     def begin(self, rule: Rule) -> None:
-        self.pipe = PipeDream(
-            of_kind(nn.Sequential, self.model),
-            self.group,
-            rule,
-            self.scheme,
-            self.case.loss,
-            **self.options,
-        )
-        self.model = self.pipe.model
+        about = self.group, rule, self.scheme, self.case.loss
+        self.pipe = PipeDream(self.model, *about, **self.options)
+        self.model, self.stages = self.pipe.model, [self.pipe.stage]
         if self.pipe.stage.replicas is not None:
             self.groups.append(self.pipe.stage.replicas)
 
-    def stages(self) -> list[Stage]:
-        return [self.pipe.stage]
-
-    def backward(self, on_loss: OnLoss) -> None:
-        self.pipe.train(self.batch)
+    def backward(self) -> None:
+        self.pipe.train(self.stream)
 
     def result(self) -> Arrays:
+        names = self.case.model.named_parameters()
         if self.minibatches:
-            no_input = replace(self.case, inputs=np.zeros(0, int))
-            return everyones(self.group, self.model.state(), no_input)
+            return from_holders(self.model.state(), names, self.group)
         flat = self.pipe.stage.weights.flat
         mine = collect(self.model)  # zeros, of what is frozen, too: the updates dropped the rest
         mine |= by_name(flat, flat.gradient.copy())
-        return everyones(self.group, mine | input_gradient(self.batch), self.case)
+        return from_holders(mine, names, self.group) | self.input_gradient()
 
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
         if not self.minibatches:
@@ -93,7 +77,7 @@ class AsynchronousStages(Job):
         case, pipe = self.case, self.pipe
         bare = pipe.programs_for(self.group.size, self.minibatches, **pipe.options)
         versions, updates = _versions(self.group, pipe, bare.placement), _updates(bare)
-        start = self.whole, pipe.cut, self.batch
+        start = case.model, pipe.cut, self.stream
         want = replay(*start, versions, updates, momentum, case.loss)
         return want, _drifted(self.group, pipe)
 
@@ -167,44 +151,29 @@ def planned_cases(ranks: int) -> list[Case]:
     return [*cases, replace(cases[0], name="MLP, a plan with replicas", options=options)]
 
 
-def _stream(*, name: str, scheme: str, accumulates=False, **fields) -> Strategy:
-    """Return a record."""
-    return Strategy(
-        name=name,
-        family="PipeDream",
-        files=("pipeline_parallel/pipedream.py", "pipeline_parallel/weight_stashing.py"),
-        lesson="09_pipedream",
-        start=partial(AsynchronousStages, scheme=scheme, accumulates=accumulates),
-        promise="replayed bitwise",
-        models=LAYERS,
-        costs=Costs(
-            bytes=stream_bytes,
-            limit=lambda case, ranks: layers_limit(case),
-            cuts="layers",
-            programs=partial(stream_programs, name),
-            example=partial(transformer_example, minibatches=8),
-        ),
-        tests=("pipeline_parallel/test_pipedream.py",),
-        **fields,
+def stream_costs(name: str) -> Costs:
+    return Costs(
+        bytes=stream_bytes,
+        limit=lambda case, ranks: layers_limit(case),
+        cuts="layers",
+        programs=lambda case, ranks: programs(name, ranks, STREAM * case.options["minibatches"]),
+        example=partial(transformer_example, minibatches=8),
     )
 
 
 STRATEGIES = [
-    _stream(
-        name="pipedream",
-        idea="asynchronous, with weight stashing or vertical sync",
-        term="异步流水, 权重暂存",
-        paper="Narayanan et al. 2019, sections 3.2, 3.3",
-        scheme="weight_stashing",
+    record(
+        "pipedream",
+        start=partial(AsynchronousStages, scheme="weight_stashing", accumulates=False),
         cases=planned_cases,
+        costs=stream_costs("pipedream"),
+        models=LAYERS,
     ),
-    _stream(
-        name="pipedream_2bw",
-        idea="two versions of the weights",
-        term="异步流水, 双缓冲权重",
-        paper="Narayanan et al. 2021 (PipeDream-2BW), section 3.1",
-        scheme="2bw",
+    record(
+        "pipedream_2bw",
+        start=partial(AsynchronousStages, scheme="2bw", accumulates=True),
         cases=stream_cases,
-        accumulates=True,
+        costs=stream_costs("pipedream_2bw"),
+        models=LAYERS,
     ),
 ]

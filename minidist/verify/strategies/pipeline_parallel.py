@@ -1,107 +1,60 @@
-"""Pipelines: every rank holds some of the layers, and gets the whole batch."""
+"""Pipelines and branches: every rank holds some of the layers, and gets the whole batch."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import ceil
-
-import numpy as np
+from random import Random
 
 from minidist import nn
-from minidist.autograd import Tensor
 from minidist.comm import Group
-from minidist.datasets import Batch
-from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.schedules import programs
-from minidist.pipeline_parallel.stage import Stage
+from minidist.pipeline_parallel import Pipeline, Siamese
+from minidist.pipeline_parallel.actions import Programs, last_stage, looped
+from minidist.pipeline_parallel.random_order import random_order, random_placement
+from minidist.pipeline_parallel.schedules import order_of, programs
 from minidist.planning.costs import strategies as costs
-from minidist.replicas import from_holders
 from minidist.rng import generator
 from minidist.verify.strategies.cases import (
-    INPUT,
     Case,
-    as_input,
-    collect,
-    of_kind,
     padded,
     random_weights,
+    transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.job import Arrays, Job, OnLoss
-from minidist.verify.strategies.record import LAYERS, Costs, Strategy
+from minidist.verify.strategies.record import LAYERS, SIAMESE, Costs, Strategy, record
 
 Order = Callable[[Case, int], Programs]
 
 
-class Stages(Job):
-    """Some of the layers, in a pipeline."""
-
-    def __init__(self, group: Group, case: Case, pipe: Pipeline):
-        super().__init__(group, case, pipe.model)
-        self.pipe, self.batch = pipe, cut_with_leaves(case, pipe.m)
-        self.groups += [g for g in pipe.shared.values() if g is not None]
-
-    def stages(self) -> list[Stage]:
-        return self.pipe.stages
-
-    def backward(self, on_loss: OnLoss) -> None:
-        self.pipe.run(self.batch)
-
-    def result(self) -> Arrays:
-        return everyones(self.group, collect(self.model) | input_gradient(self.batch), self.case)
-
-
 def named_pipeline(
+    model: nn.Sequential,
     group: Group,
-    case: Case,
     schedule: str,
     most_chunks: int = 1,
-    micro_batches=None,
-    chunks=None,
+    micro_batches: int | None = None,
+    chunks: int | None = None,
     **options,
-) -> Stages:
-    """Start a pipeline under a schedule that has a name."""
-    m, chunks = chosen(case, group.size, most_chunks, micro_batches, chunks)
-    model = of_kind(nn.Sequential, case.model)
-    pipe = Pipeline(model, group, schedule, m, chunks, case.loss, **options)
-    return Stages(group, case, pipe)
+) -> Pipeline:
+    """Return a pipeline under a schedule that has a name."""
+    m, chunks = chosen(model, group.size, most_chunks, micro_batches, chunks)
+    return Pipeline(model, group, schedule, m, chunks, **options)
 
 
 def chosen(
-    case: Case, ranks: int, most_chunks: int = 1, micro_batches=None, chunks=None, **_
+    model: nn.Module, ranks: int, most_chunks: int = 1, micro_batches=None, chunks=None, **_
 ) -> tuple[int, int]:
     """Return (micro-batches, chunks per rank), given or by default.
 
     The default is 2 micro-batches per rank, and as many chunks as the layers allow, up to a limit.
     """
     m = 2 * ranks if micro_batches is None else micro_batches
-    fit = min(most_chunks, max(1, len(case.model.layers) // ranks))
+    fit = min(most_chunks, max(1, len(model.layers) // ranks))
     return m, fit if chunks is None else chunks
 
 
 def named_order(case: Case, ranks: int, schedule: str, most_chunks: int) -> Programs:
     """Return the programs of a case on these ranks."""
-    return programs(schedule, ranks, *chosen(case, ranks, most_chunks, **case.options))
-
-
-def cut_with_leaves(case: Case, m: int) -> list[Batch]:
-    """Return micro-batches whose floating inputs are leaves, so that their gradients are kept."""
-    batch = Batch(case.inputs, case.targets, case.seed, documents=case.documents)
-    return [replace(part, inputs=as_input(part.inputs)) for part in batch.micro_batches(m)]
-
-
-def input_gradient(batch: list[Batch]) -> dict[str, np.ndarray]:
-    """Return the inputs' gradient, which the first stage computed, if they are floats."""
-    rows = [x.inputs.grad for x in batch if isinstance(x.inputs, Tensor)]
-    found = [row for row in rows if row is not None]
-    return {INPUT: np.concatenate(found)} if found and len(found) == len(batch) else {}
-
-
-def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str, np.ndarray]:
-    """Return all gradients of a case, the input's too, or all weights, on every rank."""
-    names = [*case.model.named_parameters(), *([INPUT] if case.inputs.dtype.kind == "f" else [])]
-    return from_holders(mine, names, group)
+    return programs(schedule, ranks, *chosen(case.model, ranks, most_chunks, **case.options))
 
 
 def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
@@ -128,7 +81,7 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
 
 def layers_limit(case: Case, chunks: int = 1) -> tuple[int, str]:
     """Return the most ranks that have `chunks` stages of one layer each."""
-    layers = len(of_kind(nn.Sequential, case.model).layers)
+    layers = len(case.model.layers)
     return layers // chunks, "layers" if chunks == 1 else f"layers, {chunks} on each"
 
 
@@ -144,139 +97,107 @@ def pipeline_costs(order: Order, **more) -> Costs:
     )
 
 
-def _pipeline(
-    *,
-    schedule: str,
-    tests: str,
-    files: str = "",
-    lesson: str = "10b_zero_bubble",
-    most_chunks: int = 1,
-    **fields,
-) -> Strategy:
-    """Return a record.
+def drawn(layers: int, ranks: int, seed: int = 0) -> Programs:
+    """Return an order and a placement that are in no paper, always the same of these numbers."""
+    random = Random(f"{layers} layers, {ranks} ranks, {seed}")
+    stages = max(ranks, min(layers, 2 * ranks))
+    return random_order(random, random_placement(random, ranks, stages), 2 * ranks)
 
-    files        below pipeline_parallel/; by default the one that is called like the schedule
-    most_chunks  the most chunks per rank, if the model has enough layers
-    fields       of the record, further ones
-    """
+
+def programs_of(case: Case, ranks: int) -> Programs:
+    """Return the programs of a case: the ones given, or else drawn ones."""
+    given = case.options.get("programs")
+    return order_of(drawn(len(case.model.layers), ranks) if given is None else given, ranks)
+
+
+def own_pipeline(
+    model: nn.Sequential,
+    group: Group,
+    programs: list | None = None,
+    cut: list[range] | None = None,
+    recompute: bool = False,
+    rendezvous_safe: bool = False,
+) -> Pipeline:
+    """Return a pipeline in the order of the programs, by default of drawn ones."""
+    order = drawn(len(model.layers), group.size) if programs is None else programs
+    more = {"recompute": recompute, "rendezvous_safe": rendezvous_safe}
+    return Pipeline(model, group, order, cut=cut, **more)
+
+
+def program_cases(ranks: int) -> list[Case]:
+    """The cases of every pipeline; each gets an order of its own."""
+    found = pipeline_cases(ranks, most_chunks=2)
+    return [
+        replace(case, options={"programs": drawn(len(case.model.layers), ranks, seed)})
+        for seed, case in enumerate(found)
+    ]
+
+
+def cases_of(programs: Programs) -> list[Case]:
+    """Return the cases of every pipeline with as many stages as these programs have."""
+    found = pipeline_cases(1 + last_stage(programs.placement), most_chunks=1)
+    return [replace(case, options={"programs": programs}) for case in found]
+
+
+def program_example(ranks: int) -> Case:
+    """Return the example in a drawn order, with one stage per rank."""
+    order = random_order(Random(f"example, {ranks}"), looped(ranks, 1), 2 * ranks)
+    return transformer_example(ranks, programs=order)
+
+
+def siamese_cases(ranks: int) -> list[Case]:
+    """Seven pairs in three classes, and a single pair with an output to fit."""
+    random = generator(0, "siamese cases")
+    pairs, labels = random.standard_normal((7, 2, 6)), random.integers(0, 3, 7)
+    model = nn.Siamese([6, 9, 4], classes=3, activation="gelu", seed=1, dtype="float64")
+    single = nn.Siamese([6, 5, 5], classes=2, activation="relu", seed=2, dtype="float64")
+    outputs = random.standard_normal((1, 2))
+    return [
+        Case("7 pairs", model, pairs, labels),
+        Case("1 pair", single, pairs[:1], outputs, nn.squared_error),
+    ]
+
+
+def siamese_example(ranks: int) -> Case:
+    """Return a separate model for the table of costs: no Transformer has two branches."""
+    random = generator(0, "strategy table")
+    labels, pairs = random.integers(0, 2, 8), random.standard_normal((8, 2, 64))
+    return Case("example", nn.Siamese([64, 128, 64, 32], dtype="float64"), pairs, labels)
+
+
+def scheduled(schedule: str, most_chunks: int) -> Strategy:
+    """Return the record of a schedule with so many chunks per rank, if the model has the layers."""
     order = partial(named_order, schedule=schedule, most_chunks=most_chunks)
-    return Strategy(
-        name=schedule,
-        files=tuple(f"pipeline_parallel/{name}.py" for name in (files or schedule).split()),
-        lesson=lesson,
-        start=partial(named_pipeline, schedule=schedule, most_chunks=most_chunks),
+    return record(
+        schedule,
+        make=partial(named_pipeline, schedule=schedule, most_chunks=most_chunks),
         cases=partial(pipeline_cases, most_chunks=most_chunks),
         models=LAYERS,
         costs=pipeline_costs(order),
-        tests=tuple(f"pipeline_parallel/test_{name}.py" for name in tests.split()),
-        **fields,
     )
 
 
-_order = partial(
-    _pipeline, family="pipeline", tests="schedules looped_bfs executor pipeline equivalence memory"
-)
-_zero_bubble = partial(
-    _pipeline, family="zero bubble", tests="zero_bubble interleaved_zb dualpipe_v validation"
-)
-_controllable = partial(
-    _pipeline,
-    term="可控显存流水",
-    paper="Qi et al. 2024 (controllable memory), sections 2, 3",
-    family="controllable memory",
-    files="controllable_memory",
-    most_chunks=2,
-    tests="controllable_memory validation",
-)
+ONE_CHUNK = "layer_split", "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_auto"
+TWO_CHUNKS = "interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v", "v_half", "v_min"
 STRATEGIES = [
-    _order(
-        schedule="layer_split",
-        idea="layers on ranks, one micro-batch at a time",
-        term="模型并行, 按层切分",
-        paper="Dean et al. 2012, section 3",
-        lesson="06_layer_split",
+    *(scheduled(name, 1) for name in ONE_CHUNK),
+    *(scheduled(name, 2) for name in TWO_CHUNKS),
+    record(
+        "pipeline",
+        make=own_pipeline,
+        cases=program_cases,
+        models=LAYERS,
+        # Nobody chooses an order that is drawn at random.
+        costs=pipeline_costs(programs_of, example=program_example, compared=False),
+        check_case=programs_of,
     ),
-    _order(
-        schedule="gpipe",
-        idea="micro-batches, fill and drain",
-        term="流水并行, 微批次",
-        paper="Huang et al. 2019, sections 2.2, 2.3",
-        lesson="07_gpipe",
-    ),
-    _order(
-        schedule="1f1b",
-        idea="one forward, one backward: the same bubble in less memory",
-        term="一前一后调度",
-        paper="Narayanan et al. 2021 (PipeDream-2BW), section 3.2",
-        files="one_f_one_b",
-        lesson="08_one_f_one_b",
-    ),
-    _order(
-        schedule="interleaved",
-        idea="several small stages per rank",
-        term="交错流水",
-        paper="Narayanan et al. 2021 (Megatron-LM), section 2.2.2",
-        lesson="10_interleaved",
-        most_chunks=2,
-    ),
-    _order(
-        schedule="looped_bfs",
-        idea="all micro-batches pass a chunk before the next one begins",
-        term="广度优先流水",
-        paper="Lamy-Poirier 2023",
-        lesson="10_interleaved",
-        most_chunks=2,
-    ),
-    _zero_bubble(
-        schedule="zb_h1",
-        idea="backward in two halves, in the memory of 1F1B",
-        term="零气泡流水, 流水线气泡",
-        paper="Qi et al. 2024, section 2.1",
-        files="zero_bubble",
-    ),
-    _zero_bubble(
-        schedule="zb_h2",
-        idea="no bubble, twice the memory",
-        term="零气泡流水",
-        paper="Qi et al. 2024, section 2.2",
-        files="zero_bubble",
-    ),
-    _zero_bubble(
-        schedule="zb_auto",
-        idea="the best zero-bubble order that a search finds for given times and memory",
-        term="自动搜索调度, 零气泡流水",
-        paper="Qi et al. 2024, section 3.1",
-        files="zb_auto",
-        tests="zb_auto",
-    ),
-    _zero_bubble(
-        schedule="interleaved_zb",
-        idea="several small stages per rank, backward in two halves",
-        term="交错流水, 零气泡",
-        paper="Qi et al. 2024, section 2.1, over chunks, as in PyTorch",
-        most_chunks=2,
-    ),
-    _zero_bubble(
-        schedule="zb_v",
-        idea="no bubble, the memory of 1F1B, two chunks laid out as a V",
-        term="零气泡流水",
-        paper="Qi et al. 2024, arXiv 2401.10241, section 6",
-        files="zero_bubble",
-        most_chunks=2,
-    ),
-    _zero_bubble(
-        schedule="dualpipe_v",
-        idea="forward of one micro-batch during backward of another, two chunks laid out as a V",
-        term="双向流水, 前向与反向重叠",
-        paper="DeepSeek-AI 2024, section 3.2.1; Qi et al. 2025 (cut in half)",
-        most_chunks=2,
-    ),
-    _controllable(
-        schedule="v_half",
-        idea="on many ranks half the memory of 1F1B, two chunks laid out as a V",
-    ),
-    _controllable(
-        schedule="v_min",
-        idea="on many ranks a third of the memory of 1F1B, two chunks laid out as a V",
+    record(
+        "siamese",
+        make=Siamese,
+        cases=siamese_cases,
+        costs=Costs(
+            limit=lambda case, ranks: (2, "branches"), cuts="branches", example=siamese_example
+        ),
+        models=SIAMESE,
     ),
 ]

@@ -1,13 +1,17 @@
 """A strategy is one record, from which everything about it is read.
 
 `minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests run on mutants
-and the README's table read the record and know no names. The other files of this folder have one
-record per strategy, in a list STRATEGIES, and the jobs that the records refer to.
+and the README's table read the record and know no names. What a strategy is in words is in
+records.toml; the other files of this folder say what runs and on which cases, each in a list
+STRATEGIES.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
+from pathlib import Path
 from types import MappingProxyType
 
 from minidist import nn
@@ -15,8 +19,9 @@ from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
 from minidist.pipeline_parallel.actions import Programs
+from minidist.trainer import Trainer
 from minidist.verify.strategies.cases import Case, as_input, transformer_example
-from minidist.verify.strategies.job import Job, watched_step
+from minidist.verify.strategies.job import AtWork, Job, watched_step
 from minidist.verify.watch import Watch
 
 
@@ -82,7 +87,9 @@ class Strategy:
     family   strategies whose mistakes the same tests find
     files    the file of the idea, then further files, as paths below minidist/
     lesson   the name of its lesson
-    start    (group, case, **options) -> Job: the strategy at work, on every rank (see job.py)
+    make     (model, group, **options) -> the Trainer that it is
+    start    (group, case, **options) -> Job: the strategy at work, on every rank (see job.py); by
+             default the Trainer with one batch
     promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
              to a replay with the same stale weights; "invariant": it changes the numbers on
              purpose, and is equal, bit for bit, to a replay on one device with the same sums; in
@@ -104,9 +111,10 @@ class Strategy:
     family: str
     files: tuple[str, ...]
     lesson: str
-    start: Callable[..., Job]
     cases: Callable[[int], list[Case]]
     costs: Costs
+    make: Callable[..., Trainer] | None = None
+    start: Callable[..., Job] = None  # type: ignore[assignment]  # __post_init__ sets it
     promise: str = "exact"
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     models: Models = ANY
@@ -126,8 +134,9 @@ class Strategy:
             raise WrongInput(
                 f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
             )
-        bound = getattr(self.start, "keywords", {})
-        check_options(self.start, [*case.options, *options], self.name, without=bound)
+        function = self.make or self.start
+        bound = [*getattr(function, "keywords", {}), "check_weights"]
+        check_options(function, [*case.options, *options], self.name, without=bound)
         for name, count in ({**case.options, **options}).items():
             if name in ("micro_batches", "minibatches") and count is not None:
                 words = f"{name} is a whole number from 1"
@@ -141,6 +150,26 @@ class Strategy:
         """The number of ranks on which it is compared: four, or fewer if it can use only these."""
         return max(size for size in self.ranks if size <= 4)
 
+    def __post_init__(self):
+        if self.start is None:
+            object.__setattr__(self, "start", partial(AtWork, make=self.make))
+
     def step(self, group: Group, case: Case, watch: Watch) -> None:
         """Take one step with AdamW, watched."""
         watched_step(self.start, group, case, watch)
+
+
+with open(Path(__file__).with_name("records.toml"), "rb") as file:
+    WORDS: dict[str, dict] = tomllib.load(file)
+
+
+def record(name: str, **work) -> Strategy:
+    """Return the record of a strategy that records.toml describes.
+
+    work  its further fields: make or start, cases, costs, ...
+    """
+    described = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in WORDS[name].items()
+    }
+    return Strategy(name=name, **described, **work)
