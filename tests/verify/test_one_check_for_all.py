@@ -158,8 +158,9 @@ def test_a_number_of_parts_below_one_is_the_same_error_in_every_strategy(
 
 
 def test_two_strategies_of_one_name_are_refused(monkeypatch):
-    from minidist.verify.strategies import _records, siamese
+    from minidist.verify.strategies import _records, pipeline_parallel
 
-    monkeypatch.setattr(siamese, "STRATEGIES", [replace(STRATEGIES["siamese"], name="naive")])
+    again = [replace(STRATEGIES["siamese"], name="naive")]
+    monkeypatch.setattr(pipeline_parallel, "STRATEGIES", again)
     with pytest.raises(ValueError, match="two strategies are named 'naive'; rename one of them"):
         _records()

@@ -60,7 +60,7 @@ class AsynchronousStages(Job):
             self.groups.append(self.pipe.stage.replicas)
 
     def backward(self) -> None:
-        self.pipe.train(self.stream)
+        self.losses += self.pipe.train(self.stream).values()
 
     def result(self) -> Arrays:
         names = self.case.model.named_parameters()
