@@ -1,0 +1,26 @@
+"""A reader who follows one value has little to open; what is counted is in trips.py."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_architecture import ROOT
+
+
+@pytest.mark.parametrize(
+    "trip, most_lines, most_files",
+    [
+        ("gradient", 386, 12),
+        ("pipeline", 1833, 46),
+        ("train", 6023, 122),
+        ("certificate", 3219, 66),
+    ],
+)
+def test_a_trip_opens_no_more_than(trip, most_lines, most_files):
+    command = [sys.executable, "-m", "tests.trips", trip, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)
+    assert sum(lines.values()) <= most_lines and len(lines) <= most_files, lines
