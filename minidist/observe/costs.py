@@ -152,9 +152,10 @@ def busy_share(name: str, case: Case, ranks: int) -> float:
 
     Its programs are replayed with the multiply-adds of each stage as times.
     """
-    if find(name).costs.programs is None:
+    programs_of = find(name).costs.programs
+    if programs_of is None:
         return 1.0
-    programs = find(name).costs.programs(case, ranks)
+    programs = programs_of(case, ranks)
     layers = counted_costs(case.model, as_input(case.inputs))
     stages = cut_of(len(layers), 1 + last_stage(programs.placement))
     work = [sum(layers[i] for i in stage) for stage in stages]

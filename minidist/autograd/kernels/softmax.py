@@ -183,7 +183,8 @@ def cross_entropy(logits: Array, targets: Array, size: float | Array) -> tuple[A
     A target of -1 counts for nothing. Another one outside [0, C) makes the loss nan, because a
     check would wait for the GPU.
     """
-    size = size.astype(logits.dtype) if on_gpu(size) else size
+    if not isinstance(size, float) and on_gpu(size):
+        size = size.astype(logits.dtype)
     peak, total, _ = _softmax_sums(logits)
     rows = logits, peak.reshape(-1), total.reshape(-1), targets
     loss = _row_losses(*rows, logits.shape[-1], size, math.nan).sum()
