@@ -87,6 +87,9 @@ class Trainer(Protocol):
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
 
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Return copies of whole arrays on the host, given what this rank has of parameters."""
+
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into what this rank has."""
 

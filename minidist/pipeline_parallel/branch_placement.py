@@ -48,6 +48,8 @@ class Siamese(Holder):
     micro_batches  of every batch
     """
 
+    model: nn.Siamese
+
     def __init__(
         self, model: nn.Siamese, group: Group, check_weights: bool = True, micro_batches: int = 1
     ):

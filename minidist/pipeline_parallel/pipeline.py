@@ -171,7 +171,8 @@ class Pipeline:
     def run_forward(self, batch: list[Batch]) -> float:
         """Run the forward passes of the programs alone; return this rank's loss."""
         kinds = Forward | RecvActivation | SendActivation
-        program = [a for a in self.programs[self.group.rank] if isinstance(a, kinds)]
+        own = self.programs[self.group.rank]
+        program: list[Action] = [action for action in own if isinstance(action, kinds)]
         with self.batches.forward_alone(), evaluating(self.model):
             for stage in self.stages:
                 stage.begin(batch)

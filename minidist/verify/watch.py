@@ -54,8 +54,9 @@ class Watch:
                 flight.append(self.graph(y, flight, weights))
                 return y
 
-            model.branch, (model.join,) = self.layers(model.branch), self.layers([model.join])
-            model.embed, model.compare = _then(seen, model.embed), _then(seen, model.compare)
+            branch, (join,) = self.layers(model.branch), self.layers([model.join])
+            branch[-1].on_output = join.on_output = seen
+            model.branch, model.join = branch, join
             return
         assert isinstance(model, nn.Sequential)
         model.sequence[:] = self.layers(model.sequence)

@@ -60,13 +60,15 @@ def positions_limit(case: Case, ranks: int) -> tuple[int, str]:
     return case.inputs.shape[1], "positions"
 
 
-def over_positions(name: str, attention: str, cases=context_cases, **more) -> Strategy:
+def over_positions(
+    name: str, attention: str, cases=context_cases, limit=positions_limit, **more
+) -> Strategy:
     """Return the record of an attention; `more` are further fields of its costs."""
     return record(
         name,
         make=partial(ContextParallel, attention=attention),
         cases=cases,
-        costs=Costs(**{"limit": positions_limit, "cuts": "positions"} | more),
+        costs=Costs(limit=limit, cuts="positions", **more),
         models=TRANSFORMER,
     )
 

@@ -65,13 +65,18 @@ def expert_cases(ranks: int) -> list[Case]:
     return [*cases, few, todays, replace(todays, name="4 of 8, once per rank", options=once)]
 
 
+def experts_limit(case: Case, ranks: int) -> tuple[int, str]:
+    assert isinstance(case.model, nn.Transformer)
+    return min(case.model.experts, len(case.inputs)), "experts"
+
+
 STRATEGIES = [
     record(
         "expert",
         make=ExpertParallel,
         cases=expert_cases,
         costs=Costs(
-            limit=lambda case, ranks: (min(case.model.experts, len(case.inputs)), "experts"),
+            limit=experts_limit,
             cuts="examples and experts",
             example=partial(transformer_example, experts=4),
         ),

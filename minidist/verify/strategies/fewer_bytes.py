@@ -204,6 +204,8 @@ class Rounds(Steps):
     streams  options of streaming DiLoCo
     """
 
+    local: LocalSGD | DiLoCo
+
     def __init__(
         self, group: Group, case: Case, batches: list[Batch], every: int, kind: type, **streams
     ):
@@ -221,7 +223,7 @@ class Rounds(Steps):
         else:
             about = self.model, self.group, self.optimizer, self.every, *OUTER
             self.local = self.kind(*about, **self.streams)
-        if self.streams:
+        if isinstance(self.local, StreamingDiLoCo):
             self.groups = [self.group, self.local.apart]
 
     def backward(self) -> None:
@@ -231,17 +233,21 @@ class Rounds(Steps):
             self.losses.append(loss.item())
             self.local.step()
             self.local.zero_grad()
-        if self.streams:
+        if isinstance(self.local, StreamingDiLoCo):
             self.local.end()
 
     def result(self) -> Arrays:
-        return self.local.state() if self.streams else self.model.state()
+        if isinstance(self.local, StreamingDiLoCo):  # what ranks have in common; their own differ
+            return self.local.state()
+        return self.model.state()
 
     def kept(self) -> dict:
         kept = super().kept()
-        if self.kind is not LocalSGD:
+        if isinstance(self.local, DiLoCo):
             kept |= {"parameters": self.local.start, "state": self.local.moments}
-        return kept | ({"gradients": self.local.came} if self.streams else {})
+        if isinstance(self.local, StreamingDiLoCo):
+            kept |= {"gradients": self.local.came}
+        return kept
 
 
 def local_sgd_cases(ranks: int) -> list[Case]:

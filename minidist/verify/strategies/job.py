@@ -126,7 +126,7 @@ class AtWork(Job):
 
     def __init__(self, group: Group, case: Case, make: Callable[..., Trainer], **options):
         self.trainer = make(case.model.flatten(group.empty), group, **options)
-        self.pipeline = getattr(self.trainer, "pipeline", self.trainer)  # a Hybrid has one
+        self.pipeline: Any = getattr(self.trainer, "pipeline", self.trainer)  # a Hybrid has one
         super().__init__(group, case, self.pipeline.model)
         self.stages = getattr(self.pipeline, "stages", ())
         self.has_all_inputs = isinstance(self.trainer, TensorParallel)

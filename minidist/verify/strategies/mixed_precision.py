@@ -26,11 +26,12 @@ whole_rule = partial(optim.SGD, lr=2.0**-4)  # whole numbers become multiples of
 
 def half(case: Case, dtype: str | None, grad_dtype: str | None) -> Case:
     """Return the case with a copy of its model, in another dtype; None: in its own."""
-    model, data = copy.deepcopy(case.model), {"inputs": case.inputs, "targets": case.targets}
+    model, data = copy.deepcopy(case.model), [case.inputs, case.targets]
     if dtype is not None:
         model.astype(dtype, grad_dtype)
-        data = {n: a if a.dtype.kind in "iu" else a.astype(dtype) for n, a in data.items()}
-    return replace(case, model=model, **data)
+        data = [array if array.dtype.kind in "iu" else array.astype(dtype) for array in data]
+    inputs, targets = data
+    return replace(case, model=model, inputs=inputs, targets=targets)
 
 
 class HalfPrecision(Steps):

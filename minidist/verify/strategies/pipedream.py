@@ -53,6 +53,7 @@ class AsynchronousStages(Job):
             self.stream = [replace(b, total=b.total / minibatches * summed) for b in cut]
 
     def begin(self, rule: Rule) -> None:
+        assert isinstance(self.model, nn.Sequential)
         about = self.group, rule, self.scheme, self.case.loss
         self.pipe = PipeDream(self.model, *about, **self.options)
         self.model, self.stages = self.pipe.model, [self.pipe.stage]
@@ -75,6 +76,7 @@ class AsynchronousStages(Job):
         if not self.minibatches:
             return None, None
         case, pipe = self.case, self.pipe
+        assert isinstance(case.model, nn.Sequential)
         bare = pipe.programs_for(self.group.size, self.minibatches, **pipe.options)
         versions, updates = _versions(self.group, pipe, bare.placement), _updates(bare)
         start = case.model, pipe.cut, self.stream

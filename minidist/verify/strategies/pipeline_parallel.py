@@ -120,8 +120,9 @@ def own_pipeline(
 ) -> Pipeline:
     """Return a pipeline in the order of the programs, by default of drawn ones."""
     order = drawn(len(model.layers), group.size) if programs is None else programs
-    more = {"recompute": recompute, "rendezvous_safe": rendezvous_safe}
-    return Pipeline(model, group, order, cut=cut, **more)
+    return Pipeline(
+        model, group, order, cut=cut, recompute=recompute, rendezvous_safe=rendezvous_safe
+    )
 
 
 def program_cases(ranks: int) -> list[Case]:

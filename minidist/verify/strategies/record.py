@@ -13,6 +13,7 @@ from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from minidist import nn
 from minidist.autograd import no_grad
@@ -168,7 +169,7 @@ def record(name: str, **work) -> Strategy:
 
     work  its further fields: make or start, cases, costs, ...
     """
-    described = {
+    described: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in WORDS[name].items()
     }

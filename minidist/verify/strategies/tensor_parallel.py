@@ -90,11 +90,17 @@ def cnn_cases(ranks: int) -> list[Case]:
 
 def narrowest(axis: int, part: str, case: Case, ranks: int) -> tuple[int, str]:
     """Return the fewest rows (axis 0) or columns (axis 1) of a matrix."""
+    assert isinstance(case.model, nn.Sequential)
     return min(shape[axis] for shape in costs.shapes_of(case.model)), part
 
 
 def heads_limit(case: Case, ranks: int) -> tuple[int, str]:
     return heads_of(case.model), "heads"
+
+
+def tokens_limit(case: Case, ranks: int) -> tuple[int, str]:
+    assert isinstance(case.model, nn.Transformer | nn.Seq2Seq)
+    return case.model.vocab, "tokens"
 
 
 def channels_limit(case: Case, ranks: int) -> tuple[int, str]:
@@ -133,7 +139,7 @@ STRATEGIES = [
         ),
     ),
     matrices("attention", costs=_costs(limit=heads_limit)),
-    matrices("vocab", costs=_costs(limit=lambda case, ranks: (case.model.vocab, "tokens"))),
+    matrices("vocab", costs=_costs(limit=tokens_limit)),
     matrices(
         "sequence",
         cases=transformer_cases,
