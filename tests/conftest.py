@@ -186,6 +186,7 @@ def _overlay():
     spec = importlib.util.spec_from_file_location("overlay", path)
     overlay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(overlay)
+    assert "minidist" not in sys.modules, f"{path.name} imports minidist: --impl replaces nothing"
     return overlay
 
 

@@ -1,14 +1,13 @@
 """minidist with some files replaced: by a student's, by blanked or by mutated ones.
 
 The result is a folder to put first on the path of a *new* process, where `import minidist` then
-finds it. The running package does not change.
+finds it. The running package does not change. A process that has imported no minidist yet may load
+this file by itself (tests/conftest.py), and then put such a folder first on its own path.
 """
 
 import os
 import shutil
 from pathlib import Path
-
-from minidist.errors import WrongInput
 
 PACKAGE = Path(__file__).parents[1]  # the reference: the package that is running
 BUILT_FROM = "mistakes/built_from.txt"  # in a package that `build` wrote: where the reference is
@@ -30,10 +29,10 @@ def build(
     """
     unknown = sorted(path for path in files if not (PACKAGE / path).is_file())
     if unknown:
-        raise WrongInput(f"minidist has no {', '.join(unknown)}; replace only files that it has")
+        raise _wrong_input(f"minidist has no {', '.join(unknown)}; replace only files that it has")
     package = folder / "minidist"
     if package.exists():
-        raise WrongInput(f"{package} exists already; choose an empty folder")
+        raise _wrong_input(f"{package} exists already; choose an empty folder")
 
     original = PACKAGE if linked is None else linked / "minidist"
 
@@ -60,7 +59,7 @@ def replaced(folder: Path) -> dict[str, str]:
     """Return {path in the package: source} of the Python files in `folder`/minidist."""
     package = folder / "minidist"
     if not package.is_dir():
-        raise WrongInput(f"{folder} has no folder minidist; it should hold the files to replace")
+        raise _wrong_input(f"{folder} has no folder minidist; it should hold the files to replace")
     return {
         path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(package.rglob("*.py"))
@@ -72,3 +71,9 @@ def reference() -> Path:
     """Return the folder that has the minidist from which `build` wrote this one, or this one."""
     note = PACKAGE / BUILT_FROM
     return Path(note.read_text(encoding="utf-8")) if note.is_file() else PACKAGE.parent
+
+
+def _wrong_input(message: str) -> ValueError:
+    from minidist.errors import WrongInput  # at the head it would decide which minidist there is
+
+    return WrongInput(message)
