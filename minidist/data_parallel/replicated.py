@@ -68,7 +68,7 @@ class BucketedDataParallel(DataParallel):
 
 
 class CompressedDataParallel(DataParallel):
-    """DataParallel that sends less: each rank remembers what it leaves out (error_feedback.py).
+    """DataParallel that sends less: each rank remembers what it leaves out (compression.py).
 
     compress  what is sent of a gradient (compression.py, power_sgd.py)
     """

@@ -19,7 +19,7 @@ each way, although an encoder block changes only the source's part and a decoder
 target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
 
 Teacher forcing: in training the decoder reads the right words, not the words that it predicts.
-`decoding.py` writes with a trained model.
+`generate.py` writes with a trained model.
 """
 
 from minidist.autograd import Tensor, functions

@@ -119,7 +119,7 @@ class Stage:
         return x.xp.zeros_like(x.data) if x.grad is None else x.grad  # Y may not depend on X
 
     def update(self, i: int) -> None:
-        """Update the weights, if the stage has an optimizer (see weight_versions.py)."""
+        """Update the weights, if the stage has an optimizer (see weight_stashing.py)."""
         raise WrongInput("this stage has no optimizer: programs with an update are for PipeDream")
 
     def backward_weights(self, micro_batches: list[int]) -> None:

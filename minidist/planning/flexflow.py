@@ -447,7 +447,7 @@ def flexflow(
     """Return the best strategy found, {output of an op: its cut}, and its simulated seconds.
 
     budget      how many strategies all walks together may visit
-    dims        which of S, O, A, P and R (soap.py) may be used
+    dims        which of S, O, A, P and R may be used
     sharpness   beta times the seconds of a walk's first strategy: at 50, one that takes 2 % of
                 these longer is taken with probability 1/e
 

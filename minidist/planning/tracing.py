@@ -384,7 +384,7 @@ def describe(record, function, views):
     if type(function) not in DESCRIBE:
         raise WrongInput(
             f"no index description of {type(function).__name__} is known; add one to "
-            "planning/graphs/descriptions.py"
+            "DESCRIBE in planning/tracing.py"
         )
     return DESCRIBE[type(function)](record, function, *views)
 

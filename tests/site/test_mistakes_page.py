@@ -68,7 +68,7 @@ def test_another_mistake_is_chosen_drawn_and_kept_in_the_address(opened, table):
     page = opened(PAGE)
     page.select_option("#choice", "divided_by_ranks_twice")
     expect(page.locator("#gradients svg")).to_have_attribute("aria-label", re.compile("times 0.25"))
-    expect(page.locator("#sees")).to_contain_text("1 / number of data-parallel ranks")
+    expect(page.locator("#sees")).to_contain_text("1 / number of ranks")
     assert page.url.endswith("#mistake=divided_by_ranks_twice")
     page.click("#following")
     expect(page.locator("#title")).not_to_have_text(mistakes()["divided_by_ranks_twice"].title)

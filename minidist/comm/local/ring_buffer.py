@@ -135,7 +135,7 @@ class RingBufferWriter(_End):
 
 
 class RingBufferReader(_End):
-    """The receiver's end: a `Polled`, see mailbox.py; it is given what came through the socket."""
+    """The receiver's end: a `Polled`, see fabric.py; it is given what came through the socket."""
 
     def __init__(self, memory: SharedMemory, start: int):
         super().__init__(memory, start)

@@ -62,7 +62,7 @@ class Pause:
 
 
 class Polling:
-    """How threads of this rank wait; see `Pace` in mailbox.py.
+    """How threads of this rank wait; see `Pace` in fabric.py.
 
     stopped_everywhere  set when no rank starts anything more in the present run
     """

@@ -92,7 +92,7 @@ class Sender:
 
 
 class Source:
-    """The messages of one rank; see `Polled` in mailbox.py."""
+    """The messages of one rank; see `Polled` in fabric.py."""
 
     def __init__(self, comm: "MPI.Comm", line: "MPI.Datatype", source: int, status: "MPI.Status"):
         self.comm, self.line, self.source, self.status = comm, line, source, status
