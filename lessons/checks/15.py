@@ -94,7 +94,7 @@ def on_ranks(group, finish):
     mine = shard(np.arange(B), group.rank, group.size)
     logits = model.model(TOKENS[mine], Randomness(0, 0, mine, batch=B))
     nn.cross_entropy(logits, TARGETS[mine], reduction_size=TARGETS.size).backward()
-    finish(model, expert_parameters(model))
+    finish(model, expert_parameters(model.model))
     return model.whole({n: np.asarray(p.grad) for n, p in model.named_parameters().items()})
 
 
