@@ -20,7 +20,7 @@ SEEN_BY = {
     "downpour": "applied_twice buffer_forgets buffer_not_emptied recorded_version_off_by_one",
     "eight_bits": "scale_of_a_part strips_cross_examples",
     "expert": "balance_of_local_examples capacity_of_local_tokens experts_averaged"
-    " gates_counted_as_experts loads_of_one_rank places_of_the_first_sender"
+    " gates_counted_as_experts places_of_the_first_sender"
     " rows_left_in_order_of_experts",
     "gathered_attention": "gathered_gradients_not_scattered gathered_queries_masked_as_the_first",
     "gpipe": "receive_buffer_reused skipped_last_micro_batch",
@@ -87,6 +87,11 @@ def test_a_mistake_turns_the_certificate_red_and_sums_show_their_cause(cluster, 
 def test_a_version_that_was_made_after_its_use_is_refused(cluster):
     with pytest.raises(ValueError, match="no run can leave these logs"):
         first_red_row(cluster, "downpour", "newer_version_recorded")
+
+
+def test_the_step_refuses_loads_of_one_rank_before_numbers_are_compared(cluster):
+    with pytest.raises(ValueError, match=find("loads_of_one_rank").diagnosis):
+        first_red_row(cluster, "expert", "loads_of_one_rank")
 
 
 def test_what_the_register_is_searched_for_is_a_mutant_that_a_certificate_sees():
