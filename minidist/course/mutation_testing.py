@@ -163,7 +163,8 @@ def failure_message(failure: ElementTree.Element) -> str:
         messages = re.findall(r"(?:AssertionError|Failed): (\S.*)", text)
         message = "\n".join(dict.fromkeys(messages)) or message
     if re.match(r"[\w.]*RankFailed", message):  # what the rank raised is the end of its traceback
-        raised = re.findall(r"^E\s+([\w.]+(?:Error|Warning|Failed)\b.*)", text, re.M)
+        kinds = r"minidist\.[\w.]+:|[\w.]+(?:Error|Warning|Failed)\b"
+        raised = re.findall(rf"^E\s+((?:{kinds}).*)", text, re.M)
         message = f"{message.splitlines()[0]} {raised[-1]}" if raised else message
     message = re.sub(r"^(AssertionError: |Failed: )", "", message)
     kept: list[str] = []
