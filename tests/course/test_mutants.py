@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from xml.etree.ElementTree import Element
 
 import pytest
 
@@ -115,6 +116,13 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
         assert mistakes()[name].diagnosis in row["diagnosis"], row
         assert "differs on rank" in row["diagnosis"]
         assert row["single_device"] and row["seen"] and row["symptom"] and row["title"]
+
+
+@pytest.mark.parametrize("raised", ["minidist.errors.WrongInput: [2]", "TypeError: [2]"])
+def test_the_diagnosis_is_what_the_rank_raised(raised):
+    failure = Element("failure", message="minidist.errors.RankFailed: rank 0 failed:\nmore")
+    failure.text = f"E   minidist.errors.RankFailed: rank 0 failed:\nE     x.py\nE   {raised}\nx.py"
+    assert mutation_testing.failure_message(failure).endswith(f"rank 0 failed: {raised}")
 
 
 def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, capsys):
