@@ -6,7 +6,7 @@ Tasks on a clock
     year_of_training.py   a long run whose hosts fail or slow down: what is useful, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
-    costs/                closed forms of what is sent, held and computed: see its __init__
+    costs/                what a plan sends and holds, and the closed forms that papers print
     plans/plan.py         how a run is split, and what a machine can do
     plans/block.py        seconds of one block: its products, and what travels between them
     plans/estimate.py     seconds and bytes of one plan

@@ -1,4 +1,4 @@
-"""Is it right?  Every strategy's gradients and bytes, against one device and closed forms.
+"""Is it right?  Every strategy's gradients and bytes, against one device and what papers print.
 
 equivalence.py   certify(...): a strategy, a function, a worker or a class; one row for each
                  outcomes.py has what runs on a rank and what it leaves there
