@@ -8,7 +8,7 @@ Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow
     all_reduce, arrays from `empty`  in place in shared memory   local/shared_memory_communicator.py
       other arrays                   staged in shared memory     local/shared_memory_communicator.py
       algorithm="ring", "tree", ...  messages                    collectives.py
-      algorithm="hierarchical"       inside hosts, then between  collectives.py
+      algorithm="hierarchical"       inside hosts, then between  hierarchical.py
     reduce_scatter, all_gather(out=)
       flat arrays from `empty`       in place in shared memory   local/shared_memory_communicator.py
       other arrays                   messages                    collectives.py

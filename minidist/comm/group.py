@@ -41,7 +41,7 @@ from minidist.comm.arguments import (
     whole_64,
 )
 from minidist.comm.beside import Beside
-from minidist.comm.collectives import ON_MESSAGES, TwoLevels, gather_into, levels_of, reduce_pieces
+from minidist.comm.collectives import ON_MESSAGES, gather_into, reduce_pieces
 from minidist.comm.communicator import (
     Communicator,
     Key,
@@ -53,6 +53,7 @@ from minidist.comm.communicator import (
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Fabric
+from minidist.comm.hierarchical import TwoLevels, levels_of
 from minidist.errors import WrongInput
 from minidist.pieces import split_ends
 

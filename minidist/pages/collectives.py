@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from minidist.comm import collectives as on
-from minidist.comm.collectives import hierarchical, levels_of
 from minidist.comm.communicator import Ledger
+from minidist.comm.hierarchical import hierarchical, levels_of
 from minidist.errors import WrongInput
 from minidist.planning.costs.collectives import all_reduce_bytes
 

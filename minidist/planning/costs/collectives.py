@@ -2,7 +2,7 @@
 
 from math import log2
 
-from minidist.comm.collectives import places_on
+from minidist.comm.hierarchical import places_on
 from minidist.errors import WrongInput
 from minidist.pieces import split_ends, split_sizes
 
