@@ -1,4 +1,8 @@
-"""A reader who follows one value has little to open; what is counted is in trips.py."""
+"""A reader who follows one value has little to open; what is counted is in trips.py.
+
+Whether a rank waits for another one differs from run to run, and waiting has lines of its own; so
+the trips over ranks have room for it.
+"""
 
 import json
 import subprocess
@@ -12,10 +16,10 @@ from tests.test_architecture import ROOT
 @pytest.mark.parametrize(
     "trip, most_lines, most_files",
     [
-        ("gradient", 386, 12),
-        ("pipeline", 1833, 46),
-        ("train", 6023, 122),
-        ("certificate", 3219, 66),
+        ("gradient", 350, 12),
+        ("pipeline", 2300, 46),
+        ("train", 5900, 95),
+        ("certificate", 3600, 50),
     ],
 )
 def test_a_trip_opens_no_more_than(trip, most_lines, most_files):

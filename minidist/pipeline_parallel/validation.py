@@ -74,16 +74,12 @@ def _check_rank(programs, rank: int, m: int) -> None:
             what = f"{action} sums its gradients itself, so no R may; leave out one of them"
             raise _fault(programs, rank, at, what)
         i, c = place = action.micro_batch, action.chunk
-        inside = isinstance(action, Reduce) or 0 <= i < m
-        if not (inside and 0 <= c < chunks):
-            here = (
-                "here are"
-                if isinstance(action, Reduce)
-                else f"there are {m} micro-batches, and here"
-            )
-            raise _fault(
-                programs, rank, at, f"{action} is foreign: {here} chunks 0 to {chunks - 1}"
-            )
+        here = f"there are {m} micro-batches, and here"
+        if isinstance(action, Reduce):  # of all micro-batches
+            i, here = 0, "here are"
+        if not (0 <= i < m and 0 <= c < chunks):
+            what = f"{action} is foreign: {here} chunks 0 to {chunks - 1}"
+            raise _fault(programs, rank, at, what)
         so_far = done.get(place, "")
         if isinstance(action, Update | Reduce):
             if action in last:

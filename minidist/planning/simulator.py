@@ -346,7 +346,8 @@ class _Timed:
                     near, far = action.chunk, action.peer_chunk
                     lane = (*fact[:3], far, near) if receives else (*fact[:3], near, far)
                     lanes[lane][receives].append(task)
-                if rendezvous or not receives:
+                made[gives(r, action)] = task, r, pause
+                if rendezvous:
                     made[fact] = task, r, pause
                 rows[r].append((task, pause))
         for r, program in enumerate(self.programs):
