@@ -280,8 +280,7 @@ function drawTimelines(answer, beside) {
   const end = Math.max(drawing ? drawing.makespan : 1 + Math.max(...rows.map((row) => row.length)), other ? other.makespan : 0);
   const fitted = scaleFor(place, end, [...rows, ...(other ? other.rows : [])]);
   const scale = drawing ? fitted : Math.min(fitted, 40);
-  const name = nameOf(answer);
-  const parts = [];
+  const name = nameOf(answer), parts = [];
   if (drawing) {
     main = viewOf(drawing, end, scale, `Timeline of ${name}`);
   } else {
@@ -298,9 +297,8 @@ function drawTimelines(answer, beside) {
   }
   place.replaceChildren(...parts);
   drawLegend(rows);
-  picked = null;
   const again = chosenNext ?? (found ? found.split(" ").map(Number) : null);
-  chosenNext = null;
+  picked = chosenNext = null;
   if (!again || !main.cells[again[0]]?.[again[1]]) return quiet();
   if (document.activeElement === document.body) choose(main, ...again);
   else pick(...again);
@@ -575,8 +573,7 @@ canvas.addEventListener("pointermove", (event) => {
   dragged.to = rest.filter((cell) => (cell.start + cell.end) / 2 < time).length;
   const before = rest[dragged.to - 1], after = rest[dragged.to];
   const at = LEFT + (before ? before.end : after ? after.start : 0) * main.scale - 0.5;
-  dragged.line.setAttribute("x1", at);
-  dragged.line.setAttribute("x2", at);
+  for (const end of ["x1", "x2"]) dragged.line.setAttribute(end, at);
 });
 const drop = (event) => {
   if (!dragged || event.pointerId !== dragged.pointer) return;
@@ -587,11 +584,9 @@ const drop = (event) => {
   main.cells[r][i].classList.remove("held");
   if (event.type === "pointerup") move(r, i, to);
 };
-canvas.addEventListener("pointerup", drop);
-canvas.addEventListener("pointercancel", drop);
-for (const [id, by] of [["earlier", -1], ["later", 1]]) {
-  $(id).addEventListener("click", () => picked && move(picked[0], picked[1], picked[1] + by));
-}
+for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, drop);
+const shift = (by) => picked && move(picked[0], picked[1], picked[1] + by);
+for (const [id, by] of [["earlier", -1], ["later", 1]]) $(id).addEventListener("click", () => shift(by));
 $("undo").addEventListener("click", undo);
 
 // ---- the editors
@@ -796,9 +791,8 @@ function save(name, kind, text) {
 const ownText = () => page.values.text || shown.answer.text;
 $("save-text").addEventListener("click", () => save("schedule.txt", "text/plain", ownText()));
 $("save-csv").addEventListener("click", () => save("schedule.csv", "text/csv", shown.answer.csv));
-$("save-svg").addEventListener("click", () => {
-  save("schedule.svg", "image/svg+xml", new XMLSerializer().serializeToString(alone(main.svg)));
-});
+const ownDrawing = () => new XMLSerializer().serializeToString(alone(main.svg));
+$("save-svg").addEventListener("click", () => save("schedule.svg", "image/svg+xml", ownDrawing()));
 
 function alone(drawn) { // a copy that needs no style sheet
   const copy = drawn.cloneNode(true), own = [...drawn.querySelectorAll("*")];
@@ -823,8 +817,7 @@ if (onServer) {
 }
 $("start").addEventListener("click", async () => {
   $("start").disabled = true;
-  $("measured").replaceChildren();
-  $("run-result").replaceChildren();
+  for (const id of ["measured", "run-result"]) $(id).replaceChildren();
   const { run, error } = await post("run", { text: ownText() });
   if (error || !run) return finish({ state: "failed", error: error ?? "there is no run" });
   running = run;
@@ -849,11 +842,10 @@ function finish(now) {
   $("progress").hidden = true;
   const ends = { done: now.progress || "Done.", cancelled: "Cancelled." };
   $("progress-words").textContent = ends[now.state] ?? "It failed.";
-  const parts = [];
+  const parts = [], rows = now.certificate?.rows ?? [];
   if (now.error) parts.push(h("p", { class: "panel fault", role: "alert" }, now.error));
   if (now.certificate) parts.push(h("p", { class: `panel ${now.certificate.ok ? "good" : "fault"}` }, now.certificate.words));
   if (now.defences) parts.push(h("p", { class: "muted" }, now.defences));
-  const rows = now.certificate?.rows ?? [];
   const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? value.toExponential(1) : String(value));
   if (rows.length) {
     const heads = Object.keys(rows[0]);
