@@ -411,6 +411,8 @@ class Zero(Holder):
         assert isinstance(copies, ShardedCopies)  # or check_stage has refused it
         self.copies = copies
         self.shards, self.batches.drop = copies.shards, copies.drop
+        if not runs:  # all is frozen: nothing is cut, and `sum_squares` is still over these groups
+            copies.groups = [*two_levels(group, k)]
         self.inside, self.between, *_ = copies.groups
         if stage > 1:
             for p in tied:

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from minidist import nn
+from minidist.data_parallel.replicated import DataParallel
 from minidist.mistakes.overlay import BUILT_FROM, build
 from minidist.mistakes.register import find
 from minidist.verify import equivalence
 from minidist.verify.causes import rerun
+from minidist.verify.outcomes import of_job
 from minidist.verify.strategies import STRATEGIES, Case, one_device
+from minidist.verify.strategies.job import AtWork
 from tests.strategies import arrays
 
 MLP = nn.MLP([4, 6, 3], "gelu", dtype="float64")
@@ -40,13 +43,15 @@ def as_if_shares_were_equal(group, sums):
     ],
 )
 def test_another_program_with_a_known_mistake_has_its_numbers(cluster, monkeypatch, sums, name):
-    def another_program(group, case):
-        for norm in case.model.modules(nn.BatchNorm):
+    def another_program(model, group):
+        trainer = DataParallel(model, group)
+        for norm in model.modules(nn.BatchNorm):
             norm.sum_over_ranks = partial(sums, group)
-        return naive_worker(group, case)
+        return trainer
 
     sound = STRATEGIES["sync_batch_norm"]
-    monkeypatch.setitem(STRATEGIES, sound.name, replace(sound, worker=another_program))
+    worker = partial(of_job, partial(AtWork, make=another_program))
+    monkeypatch.setitem(STRATEGIES, sound.name, replace(sound, worker=worker))
     case = replace(sound.cases(3)[0], loss=lambda *given, **more: nn.cross_entropy(*given, **more))
     row = equivalence.check(sound.name, case, 3, cluster(3, "thread"))
     assert f"the numbers are those of {name}: " in row["detail"], row["detail"]
