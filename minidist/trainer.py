@@ -200,7 +200,8 @@ class Holder:
 
     def total(self, loss: Array) -> float:
         """Return the whole batch's loss: by default, the sum of the ranks' parts."""
-        return float(self.loss_group.all_reduce(loss, label="loss"))
+        # In the order of ranks, as MPI's and NCCL's sums are not: no sum of a gradient is meant.
+        return float(sum(self.loss_group.all_gather(loss.reshape(1), label="loss")))
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return copies of whole arrays on the host, given what this rank has of parameters."""
