@@ -18,7 +18,7 @@ Batch know.
 import numpy as np
 
 from minidist import nn
-from minidist.backend import Array, host_copy
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_name
 from minidist.expert_parallel.dispatch import Dispatch
@@ -131,5 +131,5 @@ class ExpertParallel(Holder):
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return arrays for all parameters, given those of the parameters on this rank."""
-        mine = {name: host_copy(array) for name, array in own.items()}
+        mine = super().whole(own)
         return from_holders(mine, self.shapes, self.group)

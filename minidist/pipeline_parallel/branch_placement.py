@@ -27,7 +27,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import Array, host_copy
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import WrongInput
@@ -112,7 +112,7 @@ class Siamese(Holder):
         return sum_squares_over(held if self.group.rank == JOIN else [], held, own, self.group)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
-        mine = {name: host_copy(array) for name, array in own.items()}
+        mine = super().whole(own)
         for name in self.model.join.named_parameters():
             if name in mine:
                 mine[name] = self.group.broadcast(mine[name], JOIN)

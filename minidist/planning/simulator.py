@@ -328,9 +328,9 @@ class _Timed:
             before: int | None = None
             pause: Time = 0
             for action in program:
-                fact, crosses = gives(r, action), isinstance(action, Transfer) and action.peer != r
-                if receives := type(action) in RECEIVES:
-                    (fact,) = needs(r, action)
+                done, crosses = gives(r, action), isinstance(action, Transfer) and action.peer != r
+                receives = type(action) in RECEIVES
+                fact = next(iter(needs(r, action))) if receives else done  # a message's is one
                 rendezvous = self.buffer == 0 and crosses  # one task, which waits for both ends
                 if rendezvous and fact in made:
                     task = made[fact][0]
@@ -346,7 +346,7 @@ class _Timed:
                     near, far = action.chunk, action.peer_chunk
                     lane = (*fact[:3], far, near) if receives else (*fact[:3], near, far)
                     lanes[lane][receives].append(task)
-                made[gives(r, action)] = task, r, pause
+                made[done] = task, r, pause
                 if rendezvous:
                     made[fact] = task, r, pause
                 rows[r].append((task, pause))

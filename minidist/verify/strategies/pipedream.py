@@ -124,10 +124,6 @@ def stream_bytes(case: Case, ranks: int) -> int:
     return costs.replicated_bytes(case, cut, replicas, case.options.get("minibatches") or 1)
 
 
-def stream_programs(schedule: str, case: Case, ranks: int) -> Programs:
-    return programs(schedule, ranks, STREAM * case.options["minibatches"])
-
-
 def stream_cases(ranks: int) -> list[Case]:
     """Minibatches of uneven sizes in a row, with momentum; and one alone, at version 0."""
     random = generator(0, "stream cases")
