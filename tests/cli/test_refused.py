@@ -28,7 +28,7 @@ REFUSED = {
 --ranks 8 --dp 2 --pp 2 -> --ranks 8 is not --dp 2 x --pp 2 x --tp 1
 --pp 2 --micro-batches 1048576 -> a batch of 32 windows gives each of 1 data-parallel ranks at most
 --tp 2 --dp 16 -> a batch of 32 windows gives each of 16 data-parallel ranks at most 2
---zero 1 --ranks 1 --batch 8000 -> .* fewer than a batch of 8000
+--zero 1 --ranks 1 --batch 1000000 -> .* fewer than a batch of 1000000
 --pp 3 --schedule zb_v -> cannot cut 4 layers into 6 stages; use at most 4
 --cp 9 --context 8 -> cannot cut 8 positions over 9 ranks; use at least 9
 --ep 3 --dp 4 --experts 3 -> ep=3 does not divide dp=4; use a divisor of it
