@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.autograd.recomputation import kept_bytes
-from minidist.bench.steps import transformer_step
-from minidist.datasets import digits, text
+from minidist.nn.datasets import digits, text
+from minidist.observe.bench.steps import transformer_step
 from minidist.observe.step_parts import step_parts
 
 begin()
@@ -63,7 +63,7 @@ def train(model, x, y, batches, eta=1e-3, b1=0.9, b2=0.999, eps=1e-8):
 
 # %% [markdown]
 # The rest of the course changes this loop, one line at a time. Does it learn, and is it the
-# [library's Adam](../minidist/optim/rules.py)? We train on 1,500 digits and ask about 297 others.
+# [library's Adam](../minidist/nn/optim/rules.py)? We train on 1,500 digits, and test on 297.
 
 # %%
 order = np.random.default_rng(0).permutation(len(images))

@@ -256,5 +256,5 @@ for cluster in clusters.values():
 #
 # **What it costs.** Nearly $2 S$ bytes per rank, a latency per step, and the slowest rank's delay.
 #
-# **Try:** [step through a ring](../minidist/pages/static/collectives.html).
+# **Try:** [step through a ring](../minidist/observe/pages/static/collectives.html).
 # **Next:** what should ranks add up to train together? [Lesson 3](03_data_parallel.py).

@@ -24,7 +24,7 @@ from support.links import linked_cluster, watch_backward
 from minidist import nn
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import digits
+from minidist.nn.datasets import digits
 from minidist.verify.compare import compare
 
 begin()

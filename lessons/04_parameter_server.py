@@ -23,7 +23,7 @@ from support import begin, exercise, figures
 
 from minidist import Cluster, nn, optim
 from minidist.data_parallel.parameter_server import ServerPlan, join, train
-from minidist.datasets import digits
+from minidist.nn.datasets import digits
 from minidist.nn.flat_parameters import FlatParameters
 
 begin()

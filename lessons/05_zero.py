@@ -20,7 +20,7 @@ from support import begin, exercise, figures
 
 from minidist import Cluster, nn, optim
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import digits
+from minidist.nn.datasets import digits
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.planning.costs.zero import zero_bytes_held, zero_bytes_moved
 
@@ -256,5 +256,5 @@ for cluster in clusters.values():
 #
 # **What it costs.** Stages 1 and 2 send what an all_reduce sends, stage 3 half as much again.
 #
-# **Try:** [ask what a mesh costs](../minidist/pages/static/calculator.html).
+# **Try:** [ask what a mesh costs](../minidist/observe/pages/static/calculator.html).
 # **Next:** a cut between layers moves no weights at all. [Lesson 6](06_layer_split.py).

@@ -22,8 +22,8 @@ from support import begin, exercise, figures
 from support.devices import Device, idle, length, quiet
 
 from minidist import Cluster, Tensor, nn, optim
-from minidist.datasets import Batch, digits
 from minidist.events import EventLog
+from minidist.nn.datasets import Batch, digits
 from minidist.pipeline_parallel import Pipeline, branch_placement
 from minidist.pipeline_parallel.partition import partition
 from minidist.verify import equivalence

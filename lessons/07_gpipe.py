@@ -25,8 +25,8 @@ from support.devices import Device, idle, length
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import recompute
-from minidist.datasets import Batch, digits
 from minidist.events import EventLog
+from minidist.nn.datasets import Batch, digits
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs
 from minidist.planning import simulate
 from minidist.verify import equivalence
@@ -256,5 +256,5 @@ cluster.close()
 #
 # **What it costs.** A large $m$ makes the bubble small, the pieces small, and the memory large.
 #
-# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
+# **Try:** [write a schedule](../minidist/observe/pages/static/schedules.html).
 # **Next:** rank 3 could begin backward with its first micro-batch: [lesson 8](08_one_f_one_b.py).

@@ -23,8 +23,8 @@ import numpy as np
 from support import begin, exercise, figures
 
 from minidist import Cluster, nn
-from minidist.datasets import Batch, digits
 from minidist.errors import Deadlock
+from minidist.nn.datasets import Batch, digits
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs
 from minidist.planning import simulate
 
@@ -256,5 +256,5 @@ cluster.close()
 # **What it costs.** $p$ micro-batches on the first rank, one on the last. The bubble is there once
 # per update: the pipeline drains, because gradients must be complete before weights change.
 #
-# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
+# **Try:** [write a schedule](../minidist/observe/pages/static/schedules.html).
 # **Next:** must they? [Lesson 9](09_pipedream.py) never drains.

@@ -24,7 +24,7 @@ from numpy.linalg import norm
 from support import begin, exercise, figures
 
 from minidist import Cluster, nn, optim, run
-from minidist.datasets import Batch, digits
+from minidist.nn.datasets import Batch, digits
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pipeline_parallel import PipeDream, add_communication, programs
 from minidist.pipeline_parallel.executor import execute

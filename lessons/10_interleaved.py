@@ -23,7 +23,7 @@ from itertools import product
 from support import begin, exercise, figures
 
 from minidist import Cluster, nn
-from minidist.datasets import Batch, digits
+from minidist.nn.datasets import Batch, digits
 from minidist.pipeline_parallel import Pipeline, programs
 from minidist.pipeline_parallel.actions import Backward, Forward, Programs
 from minidist.planning import simulate
@@ -255,5 +255,5 @@ cluster.close()
 #
 # **What it costs.** $(p v - 1)/(p - 1)$ times the messages, a larger stash, $p v$ equal stages.
 #
-# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
+# **Try:** [write a schedule](../minidist/observe/pages/static/schedules.html).
 # **Next:** shorten what is waited for, not the stages. [Lesson 10b](10b_zero_bubble.py).

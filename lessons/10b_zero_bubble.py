@@ -23,7 +23,7 @@ from random import Random
 from support import begin, exercise, figures
 
 from minidist import Cluster, nn
-from minidist.datasets import Batch, digits
+from minidist.nn.datasets import Batch, digits
 from minidist.observe.timeline.figure import draw_into
 from minidist.pipeline_parallel import Pipeline, programs, read
 from minidist.pipeline_parallel.actions import BackwardInput, BackwardWeight, Forward
@@ -254,5 +254,5 @@ cluster.close()
 # **What it costs.** Between `I` and `W` a stage keeps $X$ and its output's gradient. And all ranks
 # may never meet: a norm of the whole gradient, for clipping, brings the bubble back.
 #
-# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
+# **Try:** [write a schedule](../minidist/observe/pages/static/schedules.html).
 # **Next:** a layer that does not fit one rank. [Lesson 11](11_column_and_row.py) cuts the matrix.

@@ -23,7 +23,7 @@ from support import begin, exercise, figures
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import functions
 from minidist.autograd.kernels import gelu, gelu_backward
-from minidist.collective_functions import reduce_from
+from minidist.parallel.collective_functions import reduce_from
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 begin()
@@ -196,7 +196,7 @@ for where, link in (("in a machine (450 GB/s)", 450e9), ("between machines (50 G
 # Shoeybi et al. name them. $f$ copies X to the ranks, and its backward adds; $g$ adds, and its
 # backward copies. Each is the other's adjoint: an array that is the same on all ranks counts once;
 # if every rank has its own, all of them count. So the adjoint of "one array becomes $N$" is "$N$
-# arrays become one sum". There are [more such pairs](../minidist/collective_functions.py).
+# arrays become one sum". There are [more such pairs](../minidist/parallel/collective_functions.py).
 #
 # ## Exercise 1: the mean over ranks
 #

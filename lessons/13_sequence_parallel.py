@@ -24,7 +24,7 @@ from minidist.autograd import Function
 from minidist.autograd.attention import causal_attention
 from minidist.autograd.functions import gelu, linear
 from minidist.autograd.recomputation import kept
-from minidist.collective_functions import reduce_scatter_along
+from minidist.parallel.collective_functions import reduce_scatter_along
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel

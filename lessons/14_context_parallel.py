@@ -256,5 +256,5 @@ cluster.close()
 #
 # **What it costs.** Parameters are on every rank, and their gradients are summed, as in [data
 # parallelism](03_data_parallel.py). $N$ ranks share the work, which still grows with $T^2$.
-# **Try:** [cut the triangle yourself](../minidist/pages/static/attention.html).
+# **Try:** [cut the triangle yourself](../minidist/observe/pages/static/attention.html).
 # **Next:** every position still passes through every parameter. [Lesson 15](15_experts.py).

@@ -20,10 +20,10 @@ import numpy as np
 from support import begin, exercise, figures
 
 from minidist import Cluster, Tensor, nn, optim
-from minidist.datasets import Sampler, text
 from minidist.expert_parallel.sharded_experts import keep_own_experts
+from minidist.nn.datasets import Sampler, text
 from minidist.nn.router import route
-from minidist.trainer import update
+from minidist.parallel.trainer import update
 
 begin()
 N, C, E, T = 4, 32, 8, 32
@@ -256,5 +256,5 @@ cluster.close()
 #
 # **What it costs.** $E/k$ times the memory that the work needs, four exchanges, and waiting.
 #
-# **Try:** [watch tokens travel](../minidist/pages/static/experts.html).
+# **Try:** [watch tokens travel](../minidist/observe/pages/static/experts.html).
 # **Next:** ranks have the same attention and other experts: [two axes](16_hybrid.py) of one mesh.

@@ -22,8 +22,8 @@ from support import begin, exercise, figures
 
 from minidist import Cluster, Mesh, nn
 from minidist.autograd.recomputation import kept_bytes
-from minidist.datasets import Batch, text
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch, text
 
 begin()
 cluster = Cluster(8, "thread")
@@ -199,7 +199,7 @@ for mesh in [*fitting[:3], (8, 1, 8), (2, 2, 16), (1, 64, 1), (64, 1, 1)]:
 # summed over $d c$ ranks, or an expert's over $d c / e$. With `zero=1` a rank updates only a part
 # of what it has copies of ([ZeRO](05_zero.py)): AdamW is elementwise. Muon ([Jordan et al.
 # 2024](https://kellerjordan.github.io/posts/muon/)) makes momentum of whole matrices orthogonal:
-# their parts [travel to a rank](../minidist/replicas/whole_matrices.py), parts of the update back.
+# their parts [travel to a rank](../minidist/parallel/whole_matrices.py), parts of the update back.
 #
 # ## Exercise 1: who are my peers?
 #

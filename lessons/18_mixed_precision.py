@@ -26,7 +26,7 @@ from minidist import Cluster, Tensor, datasets, nn, optim
 from minidist.autograd import Function, functions
 from minidist.backend import BFLOAT16, E4M3, FLOAT16, rounded
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.mixed_precision import LossScale, MixedPrecision
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision
 
 begin()
 threadpool_limits(1)
@@ -91,8 +91,8 @@ def learn(factor=exact, result=exact, sums=(exact,) * 3, steps=400, scale=1.0, s
 
 
 # %% [markdown]
-# Is it right? The library's strategy is `mixed_precision`, an optimizer around an optimizer ([its
-# file](../minidist/mixed_precision.py)). NumPy has no bfloat16, so we compare bits in float16.
+# Is it right? The library's strategy is `mixed_precision`, an optimizer [around an
+# optimizer](../minidist/parallel/mixed_precision.py). NumPy has no bfloat16, so bits are float16's.
 #
 # :::{admonition} Predict before you run
 # Two ranks sum gradients of 16 bits, and agree by a byte each to take the step. How many bytes do
@@ -186,7 +186,7 @@ for at, name in enumerate(("weights", "first average", "second average")):
 # %% [markdown]
 # A step takes 1/1000 off the second average, less than half a spacing: to nearest it never falls.
 # (400 steps do not show it.) Weights learn if rounded at random: 8 bytes per parameter with
-# averages of 16 bits ([its file](../minidist/optim/stochastic_rounding.py)). A draw is a hash of
+# averages of 16 bits ([its file](../minidist/nn/optim/stochastic_rounding.py)). A draw is a hash of
 # step, name and place in the whole array: all ranks that have a weight round it alike.
 #
 # Newer scales are for 32 numbers (MX, [Rouhani et al. 2023](https://arxiv.org/abs/2310.10537)) or

@@ -26,7 +26,7 @@ from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
 from minidist.data_parallel.local_sgd import LocalSGD
 from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
-from minidist.datasets import Sampler, digits
+from minidist.nn.datasets import Sampler, digits
 
 begin()
 (images, labels), N, STEPS, RATE, cluster = digits(), 4, 80, 0.3, Cluster(4)

@@ -256,5 +256,5 @@ cluster.close()
 # | `hybrid` | `init_device_mesh` | `--tensor-model-parallel-size` | | `jax.make_mesh` |
 #
 # **What it costs.** Among the plans that fit, seconds decide; close ones must be measured.
-# **Try:** [ask what a mesh costs](../minidist/pages/static/calculator.html).
+# **Try:** [ask what a mesh costs](../minidist/observe/pages/static/calculator.html).
 # **Next:** here were four ranks. [How many are worth having?](21_scaling.py)

@@ -24,7 +24,7 @@ from support import begin, exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, optim
-from minidist.datasets import digits
+from minidist.nn.datasets import digits
 from minidist.planning.costs.collectives import all_reduce_bytes
 
 begin()

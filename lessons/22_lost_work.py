@@ -27,8 +27,8 @@ from support import begin, exercise, figures
 from minidist import Cluster, checkpoint, nn, optim
 from minidist.checkpoint.manifest import whole_ones
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import digits
 from minidist.errors import RankDied
+from minidist.nn.datasets import digits
 from minidist.planning.year_of_training import DAY, Run, Slowdown, closed_form, replay
 
 begin()

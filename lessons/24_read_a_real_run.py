@@ -255,5 +255,5 @@ exercise.judge("24.3", seconds_of)
 #
 # **What it costs.** Rates must be measured: a form says what a number is made of, not its rate.
 #
-# **Try:** [ask what a run costs](../minidist/pages/static/calculator.html).
+# **Try:** [ask what a run costs](../minidist/observe/pages/static/calculator.html).
 # **Next:** a project with all of it. [Lesson 25](25_translator.py).

@@ -25,9 +25,9 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Mesh, datasets, nn, no_grad, optim
 from minidist.data_parallel.parameter_server import ServerPlan, join, train
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.nn import generate
+from minidist.nn.datasets import Batch
 from minidist.training.servers import Minibatches
 from minidist.training.settings import Settings
 

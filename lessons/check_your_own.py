@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minidist import Cluster, verify
 from minidist import nn as ours
-from minidist.interop import torch as interop
+from minidist.verify.interop import torch as interop
 
 begin()
 B, T, C, H, L, V, N = 7, 16, 32, 4, 2, 64, 4

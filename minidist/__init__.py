@@ -13,7 +13,7 @@ Read first, in this order:
     pipeline_parallel/one_f_one_b.py   another: one forward, one backward
     pipeline_parallel/stage.py         a run of layers, and what is in flight through it
     pipeline_parallel/executor.py      runs any order
-    collective_functions.py   collectives that backward passes through: f and g
+    parallel/collective_functions.py   collectives that backward passes through: f and g
     tensor_parallel/column_parallel.py a matrix over ranks by columns
     tensor_parallel/row_parallel.py    by rows
     comm/mesh.py              ranks as a mesh of axes
@@ -23,24 +23,24 @@ Read first, in this order:
 Then, by subject:
 
     autograd/            differentiation; it knows no ranks
-    nn/, optim/          single-device Transformer, MLP and CNN, and their optimizers
-    datasets/            what is learnt, and how it is dealt
+    nn/                  single-device Transformer, MLP and CNN; optim/, datasets/: how and what
+                         they learn
     comm/                ranks, messages, collectives; it knows no gradients
-    replicas/            what ranks with copies or parts of a model sum, measure and compare
+    parallel/            what all axes share: the Trainer, collectives that backward passes through,
+                         sums over copies and parts of a model, 16-bit weights
     data_parallel/       examples over ranks: buckets, servers, ZeRO, compression, local steps
     pipeline_parallel/   layers over ranks, and every schedule as a list of actions
     tensor_parallel/     matrices, channels and vocabularies over ranks
     context_parallel/    a sequence that no rank holds whole: ring_attention.py, ulysses.py
     expert_parallel/     experts on ranks, and rows that travel to them: dispatch.py
-    mixed_precision.py   16-bit weights with float32 copies; loss scaling
     checkpoint/          what a run needs to go on when a rank dies, on any other mesh
     training/            settings, kinds of data, servers, runs that outlive their ranks
     planning/            what a program will cost: simulator.py replays it on virtual clocks
-    verify/              equivalence.py compares a strategy's gradient with one device's
-    observe/, bench/     timelines, traces, costs watched and measured; against others
-    mistakes/            wrong implementations, as data, which tests and grader must find
+    verify/              equivalence.py compares a strategy's gradient with one device's;
+                         mistakes/: wrong implementations, which tests and grader must find
+    observe/             timelines, traces, costs measured; bench/: beside other libraries;
+                         pages/: pages of the site that run the package
     course/              labs and their grader
-    pages/               pages of the site that run the package, in a browser or on real ranks
     cli/                 the commands
 
 The foundation: backend.py (NumPy or CuPy, and which numbers), rng.py (numbers that depend on names
@@ -57,8 +57,9 @@ TYPE_CHECKING = False  # editors take it for true; importing it from `typing` wo
 if TYPE_CHECKING:
     from minidist.autograd import Tensor, no_grad
     from minidist.comm import Cluster, Group, Mesh, run
+    from minidist.nn import datasets, optim
 
-__all__ = ["Cluster", "Group", "Mesh", "Tensor", "no_grad", "run"]
+__all__ = ["Cluster", "Group", "Mesh", "Tensor", "datasets", "no_grad", "optim", "run"]
 __version__ = "0.1.0"
 
 
@@ -75,7 +76,10 @@ def on_first_use(
 
     def get(name: str) -> object:
         if name in module_of:
-            value = names[name] = getattr(import_module(f"{package}.{module_of[name]}"), name)
+            home = import_module(f"{package}.{module_of[name]}")
+            if not hasattr(home, name):
+                import_module(f"{home.__name__}.{name}")  # a module of that package
+            value = names[name] = getattr(home, name)
             return value
         try:
             if not name.startswith("_"):
@@ -97,7 +101,9 @@ _MODULE_OF = {
     "Group": "comm",
     "Mesh": "comm",
     "Tensor": "autograd",
+    "datasets": "nn",
     "no_grad": "autograd",
+    "optim": "nn",
     "run": "comm",
 }
 

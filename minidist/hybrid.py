@@ -34,13 +34,11 @@ from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
 from minidist.context_parallel import Cut, axes_of, context_parallel, share_of_positions, zigzag
 from minidist.data_parallel.zero import Runs, ShardedLayers, copies_of, tied_between_layers
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.expert_parallel import expert_parameters, keep_own_experts
+from minidist.nn.datasets import Batch
 from minidist.nn.flat_parameters import flat_slices
-from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.actions import Action, BackwardInput
-from minidist.replicas import (
+from minidist.parallel import (
     check_replicas,
     from_holders,
     gradient,
@@ -50,9 +48,11 @@ from minidist.replicas import (
     sum_loads,
     sum_squares_over,
 )
+from minidist.parallel.trainer import AnyOptimizer, update, without_dropout
+from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.actions import Action, BackwardInput
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.trainer import AnyOptimizer, update, without_dropout
 
 
 class Hybrid:

@@ -182,7 +182,7 @@ def _overlay():
     """Load overlay.py by itself: importing minidist would decide which one is tested."""
     import importlib.util
 
-    path = Path(__file__).parents[1] / "minidist" / "mistakes" / "overlay.py"
+    path = Path(__file__).parents[1] / "minidist" / "verify" / "mistakes" / "overlay.py"
     spec = importlib.util.spec_from_file_location("overlay", path)
     overlay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(overlay)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from minidist.mistakes.register import module_of, planted
+from minidist.verify.mistakes.register import module_of, planted
 
 __all__ = ["mistaken", "module_of", "planted"]
 

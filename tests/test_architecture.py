@@ -21,11 +21,9 @@ PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 BASE = {"backend", "rng", "errors", "events", "on_first_use", "pieces"}
-MODELS = {"nn", "optim", "datasets"}
-THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
-BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
-LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "mixed_precision", "planning", "training"}
+BELOW_AXES = BASE | {"autograd", "comm", "nn", "parallel"}
+LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "planning", "training"}
 
 MAY_IMPORT = {
     "backend": {"events", "errors"},
@@ -36,20 +34,12 @@ MAY_IMPORT = {
     "autograd": {"backend", "errors", "pieces", "rng"},
     "comm": {"backend", "events", "errors", "pieces"},
     "nn": {"autograd", "backend", "pieces", "rng", "errors"},
-    "optim": {"nn", "autograd", "backend", "rng", "errors"},
-    "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
-    "collective_functions": BASE | {"autograd", "comm"},
-    "replicas": BASE | {"autograd", "comm", "nn", "optim"},
-    "trainer": BASE | MODELS | {"autograd", "comm", "replicas"},
+    "parallel": BASE | {"autograd", "comm", "nn"},
     **dict.fromkeys(AXES, BELOW_AXES),
-    "mixed_precision": BELOW_AXES,
     "checkpoint": BELOW_AXES,
     "hybrid": BELOW_AXES | AXES,
     "planning": BELOW_AXES | {"context_parallel", "pipeline_parallel", "hybrid"},
-    "mistakes": {"errors"},
-    "interop": {"backend", "errors", "nn"},
-    "verify": LIBRARY | {"mistakes", "interop"},
-    "observe": LIBRARY | {"mistakes", "interop", "verify"},
+    "verify": LIBRARY,
 }  # whatever is not named may import everything; only those may be imported by nothing below
 
 
@@ -74,7 +64,8 @@ def imports(path):
 
 def rooms_imported(path):
     names = [name.split(".") for name in imports(path)]
-    return {name[1] for name in names if name[0] == "minidist" and len(name) > 1}
+    rooms = {name[1] for name in names if name[0] == "minidist" and len(name) > 1}
+    return {"nn" if room in ("optim", "datasets") else room for room in rooms}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -135,7 +126,7 @@ def test_the_three_claims_are_not_vacuous():
     assert "autograd" not in MAY_IMPORT["comm"]
     assert all(not AXES & MAY_IMPORT[axis] for axis in AXES)
     naive = PACKAGE / "data_parallel" / "naive.py"
-    assert rooms_imported(naive) == {"comm", "nn", "replicas"}
+    assert rooms_imported(naive) == {"comm", "nn", "parallel"}
 
 
 def test_only_the_backend_and_nccl_import_cupy():
@@ -148,7 +139,7 @@ def test_only_the_backend_and_nccl_import_cupy():
 
 
 OF_ARRAYS = ["autograd", "nn", *sorted(AXES), "comm/group.py", "comm/collectives.py"]
-OF_ARRAYS += ["collective_functions.py", "hybrid.py", "optim", "replicas", "training/loop.py"]
+OF_ARRAYS += ["hybrid.py", "parallel", "training/loop.py"]
 NO_ARRAYS = {"dtype", "errstate", "finfo", "iinfo", "promote_types", "random", "uint64"}
 ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers that are sent
     "autograd/operators.py": "argsort cumsum",
@@ -171,12 +162,13 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/router.py": """arange argsort bincount cumsum flatnonzero ones sign sort take_along_axis
         where zeros""",
     "nn/shard.py": "arange divmod unique where",
-    "optim/rules.py": "sqrt",  # in the texts of NumPy
+    "nn/optim/rules.py": "sqrt",  # in the texts of NumPy
     "pipeline_parallel/branch_placement.py": "array",
     "pipeline_parallel/pipeline.py": "array",
-    "replicas/gradients.py": "array",
-    "replicas/whole_matrices.py": "arange array flatnonzero frombuffer ones",
-    "replicas/weights.py": "array ascontiguousarray",
+    "parallel/gradients.py": "array",
+    "parallel/mixed_precision.py": "array asarray",
+    "parallel/whole_matrices.py": "arange array flatnonzero frombuffer ones",
+    "parallel/weights.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
     "tensor_parallel/parallel_attention.py": "arange",
     "tensor_parallel/parallel_grouped_queries.py": "arange unique",
@@ -196,9 +188,11 @@ def test_arrays_that_may_be_on_a_gpu_meet_the_functions_of_their_own_module():
     """`array_module(x).exp(x)`, not `np.exp(x)`. What is surely on the host is listed by name.
 
     In autograd/kernels every function has a text in NumPy for the host, and one in C for a GPU.
+    Data is made on the host.
     """
     files = [path for path in FILES for part in OF_ARRAYS if path.is_relative_to(PACKAGE / part)]
     files = [path for path in files if not path.is_relative_to(PACKAGE / "autograd" / "kernels")]
+    files = [path for path in files if not path.is_relative_to(PACKAGE / "nn" / "datasets")]
     found = {path.relative_to(PACKAGE).as_posix(): called_on_numpy(path) for path in files}
     listed = {path: set(names.split()) for path, names in ON_THE_HOST.items()}
     for path, names in found.items():
@@ -216,12 +210,12 @@ def test_only_development_time_files_import_what_is_not_a_core_dependency():
         for path in FILES
     }
     assert {p for p, found in importers.items() if found} <= {
-        "bench/jax_peers.py",
-        "bench/mpi.py",
-        "bench/torch_peers.py",
+        "observe/bench/jax_peers.py",
+        "observe/bench/mpi.py",
+        "observe/bench/torch_peers.py",
         "observe/style.py",
         "observe/timeline/figure.py",
-        *(path for path in importers if path.startswith(("comm/mpi/", "interop/"))),
+        *(path for path in importers if path.startswith(("comm/mpi/", "verify/interop/"))),
     }
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor
-from minidist import collective_functions as cf
 from minidist.errors import RankFailed
+from minidist.parallel import collective_functions as cf
 from minidist.pieces import split_ends, split_sizes
 from tests.strategies import arrays, seeds
 

@@ -20,19 +20,19 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import ServerPlan, join
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch, shard
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.nn.datasets import Batch, shard
+from minidist.parallel import share_scales, sum_gradients
+from minidist.parallel.mixed_precision import multiply_in_eight_bits
+from minidist.parallel.trainer import loss_of
 from minidist.pipeline_parallel import Pipeline
-from minidist.replicas import share_scales, sum_gradients
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
     ParallelTransformer,
     RowParallelLinear,
 )
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
-from minidist.trainer import loss_of
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
 from minidist.verify.strategies.cases import random_weights

@@ -11,8 +11,8 @@ import minidist
 from minidist import Tensor, run
 from minidist.comm.cluster import raise_first_failure
 from minidist.comm.local.worker import Report
-from minidist.datasets import text
 from minidist.errors import RankFailed, WrongInput, check_options, is_wrong_input
+from minidist.nn.datasets import text
 from minidist.pipeline_parallel import programs
 
 

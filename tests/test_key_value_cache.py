@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from minidist import nn, no_grad
 from minidist.autograd.eight_bits import EightBits
 from minidist.backend import on_gpu, to_host
-from minidist.mixed_precision import multiply_in_eight_bits
 from minidist.nn.generate import reader, sample
 from minidist.nn.key_value_cache import CachedDecoder
+from minidist.parallel.mixed_precision import multiply_in_eight_bits
 from minidist.rng import generator
 from minidist.verify.compare import BOUND
 from minidist.verify.strategies.cases import random_weights

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Mesh, mixed_precision, nn, optim
+from minidist import Mesh, nn, optim
 from minidist.autograd.losses import scaled
 from minidist.backend import widen
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.data_parallel.zero_layers import bytes_of
-from minidist.datasets import Batch, Text, shard
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
+from minidist.nn.datasets import Batch, Text, shard
 from minidist.nn.mixture_of_experts import MixtureOfExperts
+from minidist.parallel import mixed_precision
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
 from minidist.pieces import split_sizes
 from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.rng import Randomness

@@ -11,12 +11,12 @@ from minidist import Mesh, checkpoint, nn, optim
 from minidist.checkpoint import Saved, parts_of, restore
 from minidist.checkpoint.parts import about
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.optim.muon import hidden_matrices, newton_schulz
-from minidist.replicas.whole_matrices import WholeMatrices, owners_of
-from minidist.trainer import loss_of
+from minidist.nn.datasets import Batch
+from minidist.nn.optim.muon import hidden_matrices, newton_schulz
+from minidist.parallel.trainer import loss_of
+from minidist.parallel.whole_matrices import WholeMatrices, owners_of
 from minidist.verify.compare import compare
 from minidist.verify.strategies.cases import random_weights
 from tests.strategies import arrays, seeds

@@ -5,9 +5,9 @@ import pytest
 
 import minidist
 from minidist import Mesh, nn
-from minidist.datasets import Batch
 from minidist.errors import is_wrong_input
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.nn.generate import translate
 from minidist.nn.key_value_cache import CachedDecoder
 from minidist.rng import Randomness

@@ -20,12 +20,12 @@ from minidist.autograd.losses import IGNORED
 from minidist.comm import Mesh
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.errors import CommError, RankFailed
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.nn.datasets import Batch
+from minidist.parallel.mixed_precision import multiply_in_eight_bits
+from minidist.parallel.trainer import loss_of, update
 from minidist.pipeline_parallel import Pipeline
-from minidist.trainer import loss_of, update
 
 VOCAB, T = 7, 8
 KINDS = "mlp", "norm", "gpt", "llama", "experts", "experts", "eight bits"

@@ -13,9 +13,9 @@ from minidist.cli.train import PRESETS
 from minidist.cli.verify import families, markdown
 from minidist.course import mutants
 from minidist.course.lab import labs
-from minidist.mistakes import register
 from minidist.pipeline_parallel import SCHEDULES, read, validate
 from minidist.planning.plans.search import ASYNCHRONOUS
+from minidist.verify.mistakes import register
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)

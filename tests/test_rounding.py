@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist import nn, optim
 from minidist.backend import BFLOAT16, E4M3, E5M2, FLOAT16, rounded, to_host
-from minidist.optim import StochasticRounding
+from minidist.nn.optim import StochasticRounding
 from minidist.rng import draws_for
 from tests.planted import planted
 from tests.strategies import arrays, assert_same_bits, seeds

@@ -33,12 +33,12 @@ from minidist.data_parallel.parameter_server import ServerPlan, join
 from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
+from minidist.nn.datasets import Batch
 from minidist.nn.parameter import OF_THIS_RUN, Parameter
 from minidist.nn.shard import Shard
+from minidist.parallel.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
 from minidist.pipeline_parallel import PipeDream, Pipeline
 from tests.strategies import assert_same_bits
 
@@ -892,12 +892,12 @@ KEPT = {
     "data_parallel/bucketed.py:Bucketed": "gradients that a step replaces, dropped at its end",
     "data_parallel/zero.py:Zero": "zero_1, zero_2, zero_3",
     "data_parallel/parameter_server.py:Worker": "weights cannot be loaded, nor scaled",
-    "mixed_precision.py:MixedPrecision": "all that are scaled",
-    "mixed_precision.py:LossScale": "all that are scaled",
-    "optim/optimizer.py:Optimizer": "Adam, momentum",
+    "parallel/mixed_precision.py:MixedPrecision": "all that are scaled",
+    "parallel/mixed_precision.py:LossScale": "all that are scaled",
+    "nn/optim/optimizer.py:Optimizer": "Adam, momentum",
     "nn/flat_parameters.py:FlatParameters": "the weights and gradients themselves",
-    "trainer.py:Trainer": "what the others promise",
-    "trainer.py:Holder": "has the weights themselves",
+    "parallel/trainer.py:Trainer": "what the others promise",
+    "parallel/trainer.py:Holder": "has the weights themselves",
     "hybrid.py:Hybrid": "hybrid, ...",
     "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
     "pipeline_parallel/reduction.py:OverlappedSums": "gradients of a batch, dropped at its end",

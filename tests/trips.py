@@ -20,7 +20,7 @@ import numpy as np
 import minidist
 from minidist import nn
 from minidist.cli import main as command_line
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 from minidist.verify import certify
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from minidist import Cluster, nn
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import digits
 from minidist.events import EventLog
+from minidist.nn.datasets import digits
 
 images, labels = digits("float64")
 

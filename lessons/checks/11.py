@@ -6,7 +6,7 @@ import numpy as np
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import functions
-from minidist.collective_functions import reduce_from, scatter
+from minidist.parallel.collective_functions import reduce_from, scatter
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 

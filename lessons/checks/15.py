@@ -3,9 +3,9 @@
 import numpy as np
 
 from minidist import Cluster, Tensor, nn
-from minidist.datasets import shard
 from minidist.expert_parallel import ExpertParallel, expert_parameters
 from minidist.expert_parallel.dispatch import Dispatch
+from minidist.nn.datasets import shard
 from minidist.nn.router import route
 from minidist.rng import Randomness
 

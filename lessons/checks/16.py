@@ -3,8 +3,8 @@
 import numpy as np
 
 from minidist import Cluster, Mesh, nn
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 
 AXES = "dp", "pp", "tp"
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-MODULES = """minidist minidist.nn minidist.optim minidist.datasets minidist.autograd minidist.comm
-minidist.errors minidist.collective_functions minidist.data_parallel minidist.pipeline_parallel
-minidist.tensor_parallel minidist.context_parallel minidist.expert_parallel minidist.hybrid
-minidist.mixed_precision minidist.checkpoint minidist.training minidist.planning minidist.verify
-minidist.interop.torch""".split()
+MODULES = """minidist minidist.nn minidist.nn.optim minidist.nn.datasets minidist.autograd
+minidist.comm minidist.errors minidist.parallel.collective_functions minidist.data_parallel
+minidist.pipeline_parallel minidist.tensor_parallel minidist.context_parallel
+minidist.expert_parallel minidist.hybrid minidist.parallel.mixed_precision minidist.checkpoint
+minidist.training minidist.planning minidist.verify minidist.verify.interop.torch""".split()
 
 
 def write(folder: Path) -> None:

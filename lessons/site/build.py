@@ -24,7 +24,7 @@ import api  # noqa: E402
 import links  # noqa: E402
 import pages  # noqa: E402
 
-from minidist.pages import build as interactive  # noqa: E402
+from minidist.observe.pages import build as interactive  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "minidist-site"
 SECONDS = 300  # for a lesson

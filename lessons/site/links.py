@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(((?!https?:|mailto:)[^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
-INTERACTIVE = re.compile(r"\[([^\]]*)\]\([^)\s]*minidist/pages/static/(\w+\.html)\)")
+INTERACTIVE = re.compile(r"\[([^\]]*)\]\([^)\s]*minidist/observe/pages/static/(\w+\.html)\)")
 
 
 class Links:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from minidist.pages.server import Server
+from minidist.observe.pages.server import Server
 
 WIDTH, HEIGHT = 960, 500
 MILLISECONDS = 2400  # that a step is shown

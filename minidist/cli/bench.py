@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass
 from types import ModuleType
 
-from minidist.bench import checkpoint, comm, gpu, mpi, pipelines, steps
-from minidist.bench.steps import GPU_SIZES
-from minidist.bench.table import head, line
 from minidist.cli.options import JSON, RANKS, Command, argument, flag, option, whole
 from minidist.errors import WrongInput
+from minidist.observe.bench import checkpoint, comm, gpu, mpi, pipelines, steps
+from minidist.observe.bench.steps import GPU_SIZES
+from minidist.observe.bench.table import head, line
 
 SUITES: dict[str, ModuleType] = {
     "step": steps,

@@ -34,7 +34,7 @@ from minidist.course.sandbox.limits import Limits
 from minidist.course.sandbox.untrusted import plain
 from minidist.course.submissions import LABEL, check_no_link, handed_in, label, submissions
 from minidist.errors import WrongInput, is_wrong_input, plural
-from minidist.mistakes.register import source
+from minidist.verify.mistakes.register import source
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
 ROWS = 50  # of the table of similar submissions

@@ -28,7 +28,7 @@ class ExploreCommand(Command):
 
     def run(self) -> int:
         """Print the address; serve the pages until Ctrl-C, or a signal that asks to end."""
-        from minidist.pages.server import Server  # the help does without it
+        from minidist.observe.pages.server import Server  # the help does without it
 
         ends = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]  # nohup

@@ -27,18 +27,18 @@ from minidist.context_parallel.gathered_attention import gathered_attention
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
 from minidist.context_parallel.usp import Axes, axes_of, usp
-from minidist.datasets import Batch
 from minidist.errors import WrongInput, check_name
-from minidist.pieces import Positions
-from minidist.replicas import (
+from minidist.nn.datasets import Batch
+from minidist.parallel import (
     check_replicas,
     check_statistics,
     share_scales,
     sum_gradients,
     sum_loads,
 )
+from minidist.parallel.trainer import Holder
+from minidist.pieces import Positions
 from minidist.rng import Randomness
-from minidist.trainer import Holder
 
 ATTENTION = {"ring": ring_attention, "gathered": gathered_attention, "ulysses": ulysses}
 

@@ -8,7 +8,7 @@ import ast
 import json
 
 from minidist.errors import WrongInput
-from minidist.mistakes.edits import functions
+from minidist.verify.mistakes.edits import functions
 
 
 def blank(source: str, messages: dict[str, str]) -> str:

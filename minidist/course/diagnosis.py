@@ -16,8 +16,8 @@ from minidist.course.answers import Answer, near
 from minidist.course.lab import Lab, Task
 from minidist.course.question import Question, judge
 from minidist.course.sandbox import Sandbox
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.register import Mistake, mistakes, source
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.register import Mistake, mistakes, source
 
 Answers = list[Answer | str]
 MOST = 256  # answers of mistakes that are kept: those of one seed for all labs

@@ -8,7 +8,7 @@ from pathlib import Path
 from minidist.course import starter
 from minidist.course.lab import Lab
 from minidist.course.submissions import LABEL
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.overlay import PACKAGE
 
 SETUP = """#!/usr/bin/env bash
 # Runs once, as root, when the autograder's image is built.

@@ -3,8 +3,8 @@
 A lab is a folder in `labs/`: `lab.toml` has its tasks, `handout.md` their prose, `questions.py`
 what the grader asks. `probes.py` puts that to a student's code, in a sandbox, and to the package,
 whose answers are right. `variants.toml`, if there is one, has tasks of which each student has one
-of several versions: edits of the package, as in mistakes/register.py. Their answers differ, so an
-answer to another student's version is wrong.
+of several versions: edits of the package, as in verify/mistakes/register.py. Their answers differ,
+so an answer to another student's version is wrong.
 """
 
 import re
@@ -18,8 +18,8 @@ from types import ModuleType
 
 from minidist.course.blank import blank
 from minidist.errors import WrongInput
-from minidist.mistakes import register
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes import register
+from minidist.verify.mistakes.overlay import PACKAGE
 
 LABS = Path(__file__).parent / "labs"
 POINTS = 100  # of a lab

@@ -20,7 +20,7 @@ from minidist.course.mutant_tests import (
     SINGLE_DEVICE,
 )
 from minidist.errors import WrongInput, check_name
-from minidist.mistakes import register
+from minidist.verify.mistakes import register
 
 WORDS = ("title", "seen", "symptom", "family")
 

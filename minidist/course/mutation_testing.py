@@ -26,9 +26,9 @@ from minidist.course.mutant_tests import SINGLE_DEVICE, TIMING
 from minidist.course.mutants import WORDS, Mutant
 from minidist.course.pytest_server import Server
 from minidist.errors import WrongInput
-from minidist.mistakes.edits import functions
-from minidist.mistakes.overlay import PACKAGE, build
-from minidist.mistakes.register import source
+from minidist.verify.mistakes.edits import functions
+from minidist.verify.mistakes.overlay import PACKAGE, build
+from minidist.verify.mistakes.register import source
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are
 LIMIT = 600.0  # seconds for all tests of one mutant

@@ -33,7 +33,7 @@ from minidist.course.submissions import LABEL, handed_in
 FILE = "properties.py"
 REFERENCE = "the reference"
 FIRST, BETWEEN = 2, 6  # how many times it is run: before the mutants, and among them
-LEFT_OUT = (*ANSWERS, "verify", "observe", "bench", "cli", "__main__.py", "training")
+LEFT_OUT = (*ANSWERS, "verify", "observe", "cli", "__main__.py", "training")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
 

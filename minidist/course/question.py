@@ -11,7 +11,7 @@ from statistics import mean
 import numpy as np
 
 from minidist.course.answers import Answer, like_the_package
-from minidist.mistakes.register import Mistake, planted
+from minidist.verify.mistakes.register import Mistake, planted
 
 MUCH = 100  # times as many numbers as the package's answer has
 

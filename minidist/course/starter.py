@@ -7,8 +7,8 @@ from pathlib import Path
 from minidist.course.lab import Lab, Task
 from minidist.course.submissions import LABEL
 from minidist.errors import WrongInput, plural
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import module_of
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import module_of
 
 IMPORT = r"^from (minidist[.\w]*) import (\([^)]*\)|.*)"
 

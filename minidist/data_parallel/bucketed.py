@@ -22,7 +22,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
-from minidist.replicas import check_balance, check_replicas, summed_ranks
+from minidist.parallel import check_balance, check_replicas, summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:

@@ -44,7 +44,7 @@ from minidist.comm.collectives import reduce_pieces
 from minidist.errors import check_number
 from minidist.nn import Module, Parameter
 from minidist.nn.parameter import Scale
-from minidist.replicas import check_replicas, check_same_weights, summed_ranks
+from minidist.parallel import check_replicas, check_same_weights, summed_ranks
 from minidist.rng import digest, hash_uniform
 
 LEVELS = 127  # of Int8, on each side of 0

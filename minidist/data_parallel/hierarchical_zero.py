@@ -25,7 +25,7 @@ from numbers import Integral
 from minidist.comm import Group
 from minidist.data_parallel.zero_layers import LayerShard
 from minidist.errors import WrongInput
-from minidist.replicas import sum_gradients
+from minidist.parallel import sum_gradients
 
 
 def two_levels(group: Group, shards: int | None) -> tuple[Group, Group]:

@@ -35,7 +35,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput, check_number
 from minidist.nn import Module
 from minidist.nn.flat_parameters import FlatSlice
-from minidist.replicas import check_replicas, check_same_weights, summed_ranks
+from minidist.parallel import check_replicas, check_same_weights, summed_ranks
 
 
 def zeros_like(slices: list[FlatSlice]) -> list[Array]:

@@ -25,7 +25,7 @@ to rounding where N does not divide a parameter.
 
 from minidist.comm import Group
 from minidist.nn import Module
-from minidist.replicas import check_balance, check_statistics, gradient, sum_loads, summed_once
+from minidist.parallel import check_balance, check_statistics, gradient, sum_loads, summed_once
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:

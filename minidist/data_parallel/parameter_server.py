@@ -47,9 +47,9 @@ from minidist.backend import Array, array_module, on_device_of, to_host
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
-from minidist.optim import Optimizer
+from minidist.nn.optim import Optimizer
+from minidist.parallel import check_same_weights, check_statistics
 from minidist.pieces import split_ends
-from minidist.replicas import check_same_weights, check_statistics
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload

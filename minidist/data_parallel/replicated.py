@@ -17,8 +17,8 @@ from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.compression import Compressor, ErrorFeedback
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.replicas import check_replicas, share_scales
-from minidist.trainer import Holder
+from minidist.parallel import check_replicas, share_scales
+from minidist.parallel.trainer import Holder
 
 
 class DataParallel(Holder):

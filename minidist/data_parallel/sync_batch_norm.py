@@ -22,7 +22,7 @@ the running statistics stay equal, too; their variance is unbiased, by the whole
 
 from minidist.comm import Group
 from minidist.nn import BatchNorm, Module
-from minidist.replicas import sum_statistics
+from minidist.parallel import sum_statistics
 
 
 def sync_batch_norm(model: Module, group: Group) -> Module:

@@ -56,7 +56,7 @@ from minidist.nn.flat_parameters import (
     strays,
 )
 from minidist.nn.module import cast_state
-from minidist.replicas import (
+from minidist.parallel import (
     check_balance,
     check_replicas,
     check_statistics,
@@ -64,7 +64,7 @@ from minidist.replicas import (
     load_own,
     summed_ranks,
 )
-from minidist.trainer import AnyOptimizer, Holder, update
+from minidist.parallel.trainer import AnyOptimizer, Holder, update
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
 

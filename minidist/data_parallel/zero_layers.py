@@ -14,9 +14,9 @@ from minidist.backend import Array, address
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
+from minidist.parallel.trainer import AnyOptimizer
 from minidist.pieces import split_ends
 from minidist.rng import Randomness
-from minidist.trainer import AnyOptimizer
 
 ONLY_STEP = (
     "these are shards: call zero.step(optimizer), or hybrid.step(optimizer), "

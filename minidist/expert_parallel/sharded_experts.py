@@ -23,8 +23,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput, check_name
 from minidist.expert_parallel.dispatch import Dispatch
 from minidist.expert_parallel.once_per_rank import OncePerRank
-from minidist.pieces import split_ends
-from minidist.replicas import (
+from minidist.parallel import (
     check_balance,
     check_replicas,
     from_holders,
@@ -34,7 +33,8 @@ from minidist.replicas import (
     sum_loads,
     sum_squares_over,
 )
-from minidist.trainer import Holder
+from minidist.parallel.trainer import Holder
+from minidist.pieces import split_ends
 
 SPREAD = "ranks that hold different experts: pass sum_squares=trainer.sum_squares"
 DISPATCHES = "rows", "positions"

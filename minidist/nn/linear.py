@@ -30,7 +30,8 @@ class Linear(Module):
 
     The weight is normal with variance gain^2 / C_in (He et al. 2015, equation 10: gain^2 = 2 before
     a relu), the bias 0. `name` is the global name of the layer: two layers of one shape are drawn
-    differently because their names differ. PyTorch keeps W as [C_out, C_in]: interop/torch.py.
+    differently because their names differ. PyTorch keeps W as [C_out, C_in]:
+    verify/interop/torch.py.
 
     activation  "identity"; "relu"; "gelu": X/2 (1 + tanh(sqrt(2/pi) (X + 0.044715 X^3))), the form
                 of Hendrycks and Gimpel 2016 that GPT-2 uses; "swiglu": of C_out = 2F columns, gates

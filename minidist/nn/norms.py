@@ -66,7 +66,7 @@ class BatchNorm(Module):
                      variance, divided by count - 1. A channel whose mean or variance is not finite
                      moves nothing: its running value would stay inf or nan in all later steps
     sum_over_ranks   see autograd.batch_norm.BatchNorm; None: the batch is whole
-    ranks            which those are, in the world (see replicas/statistics.py)
+    ranks            which those are, in the world (see parallel/statistics.py)
 
     >>> nn.BatchNorm(1, dtype="float64")(np.array([[1.0], [3.0]])).data.round(3).tolist()
     [[-1.0], [1.0]]

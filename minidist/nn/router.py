@@ -25,7 +25,7 @@ keeps. A load belongs to the gate's gradient: it is counted in backward, summed 
 and dropped with it. What is only evaluated moves no bias; the bias of a frozen gate stays, too.
 
     loss.backward()
-    sum_loads(model, group)        # with the gradients, where ranks hold parts (replicas/)
+    sum_loads(model, group)        # with the gradients, where ranks hold parts (parallel/)
     optimizer.step()
     move_biases(model)
     optimizer.zero_grad()
@@ -230,7 +230,7 @@ class BiasBalance(Module):
                 f"the gradient of {self.gate.name} is a sum over the ranks "
                 f"{sorted(self.gate.summed_over)}, and the load of {self.name} leaves out "
                 f"{sorted(left_out)}: their biases would come apart; call sum_loads(model, group) "
-                "after backward (replicas/)"
+                "after backward (parallel/)"
             )
         step = self.rate * np.sign(self.load.sum() - len(self.load) * self.load)
         self.bias.data += on_device_of(step, self.bias.data)

@@ -22,9 +22,9 @@ from threadpoolctl import threadpool_limits
 from minidist import nn, optim
 from minidist.backend import to_device
 from minidist.comm import Group, Mesh, run
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
+from minidist.nn.datasets import Batch
 from minidist.observe.timeline.lines import kind as kind_of
 from minidist.pipeline_parallel import (
     PipeDream,

@@ -18,7 +18,7 @@ import numpy as np
 from minidist import nn, optim
 from minidist.backend import Array
 from minidist.comm import Group, run
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.observe.step_parts import median_seconds
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.partition import measured_costs

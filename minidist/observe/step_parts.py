@@ -193,7 +193,7 @@ ROOMS = {  # whose functions belong to a part; others belong to the part of thei
     "minidist.autograd.functions": "element-wise",
     "minidist.autograd.kernels": "element-wise",
     "minidist.autograd.losses": "element-wise",
-    "minidist.optim": "element-wise",
+    "minidist.nn.optim": "element-wise",
     "minidist.autograd.operators": "copies",
     "minidist.autograd.tensor": "copies",
 }

@@ -29,13 +29,13 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.nn import Parameter
+from minidist.nn.datasets import Batch
 from minidist.nn.siamese import check_pairs
-from minidist.replicas import check_replicas, sum_gradients, sum_squares_over
+from minidist.parallel import check_replicas, sum_gradients, sum_squares_over
+from minidist.parallel.trainer import Holder, check_scale, evaluating, without_dropout
 from minidist.rng import Randomness
-from minidist.trainer import Holder, check_scale, evaluating, without_dropout
 
 JOIN = 0  # the rank that compares
 BRANCHES = "two branches, and a join that one rank has: pass sum_squares=trainer.sum_squares"

@@ -8,7 +8,7 @@ they have made.
 from minidist import nn
 from minidist.comm import Group
 from minidist.errors import WrongInput
-from minidist.replicas import check_same_weights, check_statistics
+from minidist.parallel import check_same_weights, check_statistics
 
 ELSEWHERE = "another rank trains it; use state() and load_state() of the pipeline or Hybrid"
 

@@ -21,8 +21,25 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array, host_copy
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
+from minidist.nn.datasets import Batch
+from minidist.parallel import (
+    check_statistics,
+    from_holders,
+    gradient,
+    load_own,
+    shapes_of,
+    sum_gradients,
+    sum_squares_over,
+)
+from minidist.parallel.trainer import (
+    AnyOptimizer,
+    WholeBatches,
+    check_scale,
+    evaluating,
+    update,
+    without_dropout,
+)
 from minidist.pipeline_parallel.actions import (
     Action,
     Forward,
@@ -40,23 +57,6 @@ from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, add_reductions
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
-from minidist.replicas import (
-    check_statistics,
-    from_holders,
-    gradient,
-    load_own,
-    shapes_of,
-    sum_gradients,
-    sum_squares_over,
-)
-from minidist.trainer import (
-    AnyOptimizer,
-    WholeBatches,
-    check_scale,
-    evaluating,
-    update,
-    without_dropout,
-)
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 

@@ -15,8 +15,8 @@ from minidist import nn
 from minidist.autograd import Tensor, deferred, losses, recompute
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
+from minidist.nn.datasets import Batch
 
 
 class Stage:

@@ -26,10 +26,12 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput, check_name, check_options
+from minidist.nn.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, check_flat
-from minidist.optim import Optimizer
+from minidist.nn.optim import Optimizer
+from minidist.parallel import from_holders, load_own, shapes_of, sum_gradients
+from minidist.parallel.trainer import WholeBatches
 from minidist.pipeline_parallel.actions import Programs, last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
@@ -37,8 +39,6 @@ from minidist.pipeline_parallel.holders import check_alike, check_untied, take_o
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
 from minidist.pipeline_parallel.stage import Stage
-from minidist.replicas import from_holders, load_own, shapes_of, sum_gradients
-from minidist.trainer import WholeBatches
 
 # Which version the forward pass of minibatch b uses, of p stages with `every` micro-batches per
 # update, when `version` is the newest.

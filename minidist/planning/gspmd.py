@@ -37,9 +37,9 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist.backend import Array, array_module, to_host
-from minidist.collective_functions import exchange, own_part, reduce_scatter_along
 from minidist.comm import Group, Mesh
 from minidist.errors import WrongInput, check_name
+from minidist.parallel.collective_functions import exchange, own_part, reduce_scatter_along
 from minidist.pieces import split_ends
 from minidist.planning.computation import compute
 from minidist.planning.graph import Graph, Op, d, with_gradients

@@ -18,12 +18,12 @@ doubles the channels, the skip's 1 x 1 convolution is 1/28 of the multiply-adds.
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.autograd.convolution import convolution
-from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock
 from minidist.nn.linear import ACTIVATIONS
-from minidist.replicas import check_same_weights
+from minidist.parallel import check_same_weights
+from minidist.parallel.collective_functions import copy_to, reduce_from
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import own_run
 from minidist.tensor_parallel.whole import SPLIT

@@ -14,10 +14,10 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, functions
-from minidist.collective_functions import copy_to, gather
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.linear import ACTIVATIONS, GATED
+from minidist.parallel.collective_functions import copy_to, gather
 from minidist.rng import Randomness
 from minidist.tensor_parallel.whole import columns_of
 

@@ -16,9 +16,9 @@ from functools import partial
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.backend import Array
-from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
+from minidist.parallel.collective_functions import copy_to, reduce_from
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.row_parallel import RowParallelLinear

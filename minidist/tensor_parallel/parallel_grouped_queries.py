@@ -16,9 +16,9 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, functions
-from minidist.collective_functions import copy_to
 from minidist.comm import Group
 from minidist.errors import WrongInput
+from minidist.parallel.collective_functions import copy_to
 from minidist.tensor_parallel.column_parallel import own_run
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.whole import columns_of

@@ -23,12 +23,12 @@ from typing import TypeVar
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import reduce_from
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.embedding import check_positions, position_rows
 from minidist.nn.seq2seq import DecoderBlock, EncoderBlock
-from minidist.replicas import check_same_weights, share_scales
+from minidist.parallel import check_same_weights, share_scales
+from minidist.parallel.collective_functions import reduce_from
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention

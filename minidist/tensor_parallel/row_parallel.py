@@ -11,9 +11,9 @@ and one backward. The bias is added once, after the sum; before it, it would be 
 
 from minidist import nn
 from minidist.autograd import Tensor, functions
-from minidist.collective_functions import reduce_from, scatter
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
+from minidist.parallel.collective_functions import reduce_from, scatter
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import own_run
 from minidist.tensor_parallel.whole import rows_of

@@ -21,11 +21,11 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
 from minidist.autograd.kernels import sum_rows
 from minidist.backend import array_module, matmul
-from minidist.collective_functions import reduce_scatter, reduce_scatter_along
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.linear import ACTIVATIONS
-from minidist.replicas import sum_gradients
+from minidist.parallel import sum_gradients
+from minidist.parallel.collective_functions import reduce_scatter, reduce_scatter_along
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_transformer import ParallelTransformer, Parts

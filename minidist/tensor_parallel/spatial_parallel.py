@@ -22,16 +22,16 @@ from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.autograd.convolution import convolution
 from minidist.backend import Array, array_module
-from minidist.collective_functions import own_part, reduce_from
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
+from minidist.nn.datasets import Batch
 from minidist.nn.linear import ACTIVATIONS
+from minidist.parallel import check_same_weights, sum_gradients, sum_statistics
+from minidist.parallel.collective_functions import own_part, reduce_from
+from minidist.parallel.trainer import Holder
 from minidist.pieces import split_ends
-from minidist.replicas import check_same_weights, sum_gradients, sum_statistics
 from minidist.rng import Randomness
-from minidist.trainer import Holder
 
 ROWS = 2  # the axis of X[B, C, H, W] that is split
 

@@ -26,9 +26,10 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput, check_name
-from minidist.replicas import check_same_weights, shapes_of
+from minidist.nn.datasets import Batch
+from minidist.parallel import check_same_weights, shapes_of
+from minidist.parallel.trainer import Holder
 from minidist.tensor_parallel import vocab_parallel
 from minidist.tensor_parallel.channel_parallel import channel_parallel
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
@@ -42,7 +43,6 @@ from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tensor_parallel.vocab_parallel import VocabParallelHead, split_tables
 from minidist.tensor_parallel.whole import sum_squares, unsplit
-from minidist.trainer import Holder
 
 
 class TensorParallel(Holder):

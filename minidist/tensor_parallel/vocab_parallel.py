@@ -22,9 +22,9 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.functions import check_indices
 from minidist.autograd.losses import IGNORED, reduction_size_or
 from minidist.backend import Array, array_module, on_device_of, widen
-from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.errors import WrongInput
+from minidist.parallel.collective_functions import copy_to, reduce_from
 from minidist.rng import Randomness
 from minidist.tensor_parallel.whole import columns_of, rows_of
 

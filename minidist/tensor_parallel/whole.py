@@ -5,7 +5,7 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.replicas import sum_squares_over
+from minidist.parallel import sum_squares_over
 
 SPLIT = (
     "matrices that are split: pass sum_squares=partial(tensor_parallel.sum_squares, model, group)"

@@ -18,9 +18,9 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.checkpoint import Saved, manifest
 from minidist.checkpoint.run_checkpoints import description_in, settings_in
-from minidist.datasets import Digits, Numbers, Text, Vocabulary, digit_images, numbers, text
-from minidist.datasets.pairs import DIRECTIONS
 from minidist.errors import WrongInput
+from minidist.nn.datasets import Digits, Numbers, Text, Vocabulary, digit_images, numbers, text
+from minidist.nn.datasets.pairs import DIRECTIONS
 from minidist.nn.generate import sample
 from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.translation import of_held_out, of_round_trip

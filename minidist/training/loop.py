@@ -16,8 +16,8 @@ import numpy as np
 
 from minidist.checkpoint import Keep
 from minidist.comm import Group
-from minidist.datasets import Batch, Sampler
 from minidist.errors import WrongInput
+from minidist.nn.datasets import Batch, Sampler
 from minidist.training.kinds import Data, model_of
 from minidist.training.settings import Settings
 from minidist.training.setup import (

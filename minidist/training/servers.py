@@ -36,9 +36,9 @@ from minidist.checkpoint.run_checkpoints import LOSSES, about_run
 from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
-from minidist.datasets import Batch, Sampler, shard
 from minidist.errors import WrongInput
-from minidist.trainer import loss_of
+from minidist.nn.datasets import Batch, Sampler, shard
+from minidist.parallel.trainer import loss_of
 from minidist.training.kinds import Data, model_of
 from minidist.training.loop import warm_up_and_decay
 from minidist.training.settings import Settings

@@ -30,14 +30,14 @@ from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
 from minidist.errors import WrongInput, check_writable
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import (
+from minidist.parallel import WholeMatrices
+from minidist.parallel.mixed_precision import (
     LossScale,
     MixedPrecision,
     multiply_in_eight_bits,
     overflow_allowed,
 )
-from minidist.replicas import WholeMatrices
-from minidist.trainer import Trainer
+from minidist.parallel.trainer import Trainer
 from minidist.training.kinds import Data, kind_of, model_of
 from minidist.training.settings import DEFAULTS, OF_MESHES, Settings
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd.losses import IGNORED
-from minidist.datasets import Numbers
-from minidist.datasets.pairs import LANGUAGES, LIMIT, number_of_chinese, number_of_english
 from minidist.errors import WrongInput
 from minidist.nn import generate as decoding
+from minidist.nn.datasets import Numbers
+from minidist.nn.datasets.pairs import LANGUAGES, LIMIT, number_of_chinese, number_of_english
 from minidist.nn.embedding import END, PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}

@@ -17,7 +17,6 @@ import numpy as np
 
 from minidist import nn
 from minidist.errors import WrongInput, check_name
-from minidist.interop.torch import Names, as_numpy, from_torch, matches
 from minidist.verify.causes.examples import of_examples, shares_of
 from minidist.verify.causes.finding import Finding, Gradients, listed, some
 from minidist.verify.causes.reasons import UNKNOWN, bound_of, loss_scale, reasons, rounded
@@ -30,6 +29,7 @@ from minidist.verify.compare import (
     is_real,
     largest,
 )
+from minidist.verify.interop.torch import Names, as_numpy, from_torch, matches
 from minidist.verify.strategies.cases import Case, given, one_device, trained
 from minidist.verify.variants import ORDERS, variants_of
 

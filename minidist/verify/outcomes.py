@@ -18,10 +18,10 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Group
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
-from minidist.interop.torch import as_numpy
-from minidist.trainer import loss_of
+from minidist.nn.datasets import Batch
+from minidist.parallel.trainer import loss_of
+from minidist.verify.interop.torch import as_numpy
 from minidist.verify.strategies.cases import Case, collect, trained
 
 Gradients = dict[str, np.ndarray]

@@ -13,8 +13,8 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor, functions
 from minidist.autograd.attention import RepeatedHeads, padded_attention
-from minidist.interop.torch import Norm
 from minidist.nn.attention import attend_to_all
+from minidist.verify.interop.torch import Norm
 from minidist.verify.strategies.cases import Case
 
 Attention = nn.CausalSelfAttention | nn.GroupedQueryAttention

@@ -7,7 +7,7 @@ from minidist import Tensor
 from minidist.autograd import functions
 from minidist.autograd.eight_bits import EightBits, Factor, product, strips_of
 from minidist.backend import E4M3, E5M2, rounded, widen
-from minidist.mistakes.register import find
+from minidist.verify.mistakes.register import find
 from tests.planted import planted
 from tests.strategies import arrays, leaf
 

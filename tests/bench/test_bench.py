@@ -12,10 +12,10 @@ import pytest
 
 import minidist
 from minidist.backend import why_no_gpu
-from minidist.bench import checkpoint, comm, mpi, pipelines, steps, table
-from minidist.bench import gpu as gpu_bench
-from minidist.bench.table import Peer, Rounds, line, slowest
 from minidist.cli import main
+from minidist.observe.bench import checkpoint, comm, mpi, pipelines, steps, table
+from minidist.observe.bench import gpu as gpu_bench
+from minidist.observe.bench.table import Peer, Rounds, line, slowest
 from minidist.observe.step_parts import median_seconds
 from tests.clocks import clock_of_a_gpu
 from tests.comm.test_cluster import gone
@@ -201,7 +201,7 @@ def test_a_peer_that_hangs_is_ended_with_all_its_processes(monkeypatch, tmp_path
 
 def test_the_steps_of_pytorch_have_a_time_each():
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-    from minidist.bench import torch_peers
+    from minidist.observe.bench import torch_peers
 
     small = {"vocab": 7, "width": 8, "heads": 2, "depth": 1, "context": 4, "batch": 2}
     works = {"words": ("transformer_step", small), "mlp": ("mlp_step", {"widths": [4, 3]})}

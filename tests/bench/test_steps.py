@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.bench import steps, table
-from minidist.bench.table import HEAD, Rounds, markdown
+from minidist.observe.bench import steps, table
+from minidist.observe.bench.table import HEAD, Rounds, markdown
 from minidist.observe.step_parts import ProcessClock, median_seconds
 
 SMALL = {"vocab": 7, "width": 16, "heads": 2, "depth": 2, "context": 6, "batch": 4}
@@ -107,7 +107,7 @@ def test_a_peer_that_compiles_has_longer(monkeypatch):
 
 def test_under_torch_compile_it_is_the_whole_loss_that_is_compiled(monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-    from minidist.bench import torch_peers
+    from minidist.observe.bench import torch_peers
 
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda f: compiled.append(f()) or f)
@@ -121,7 +121,7 @@ def test_under_torch_compile_it_is_the_whole_loss_that_is_compiled(monkeypatch):
 @pytest.mark.parametrize("name", ["mlp_step", "transformer_step"])
 def test_jax_computes_our_losses_step_by_step(name):
     pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
-    from minidist.bench import jax_peers
+    from minidist.observe.bench import jax_peers
 
     random = np.random.default_rng(0)
     if name == "mlp_step":

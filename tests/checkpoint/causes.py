@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidist.checkpoint import Part
-from minidist.mixed_precision import LossScale
+from minidist.parallel.mixed_precision import LossScale
 
 
 def of_load(

@@ -8,8 +8,8 @@ import pytest
 from minidist import checkpoint, nn
 from minidist.checkpoint import Keep, Saved
 from minidist.cli import main
-from minidist.datasets import Text
 from minidist.errors import RankFailed
+from minidist.nn.datasets import Text
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
 from minidist.training.settings import Settings

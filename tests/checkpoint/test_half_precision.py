@@ -9,12 +9,12 @@ import pytest
 from minidist import Mesh, checkpoint, nn, optim
 from minidist.checkpoint import Keep, Part, Saved, parts_of, restore
 from minidist.checkpoint.parts import about
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
-from minidist.mistakes.register import find
-from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
+from minidist.nn.datasets import Batch
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.training import setup
 from minidist.training.loop import train
+from minidist.verify.mistakes.register import find
 from tests.checkpoint.causes import of_load, of_scale
 from tests.checkpoint.test_training import SMALL, TEXT, everyday, interrupt
 from tests.planted import planted

@@ -14,8 +14,8 @@ from minidist.checkpoint import Part, Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
 from minidist.checkpoint.parts import about, pieces
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.verify.compare import compare

@@ -12,8 +12,8 @@ import pytest
 from minidist import checkpoint
 from minidist.checkpoint import Keep
 from minidist.cli import main
-from minidist.datasets import Text, digit_images
 from minidist.errors import RankFailed
+from minidist.nn.datasets import Text, digit_images
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
 from minidist.training.settings import DEFAULTS, Settings

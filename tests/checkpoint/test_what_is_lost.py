@@ -108,7 +108,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
     "name", ["shard_of_another_rank", "step_not_saved", "averages_not_saved", "manifest_first"]
 )
 def test_what_is_lost_is_named(cluster, tmp_path, monkeypatch, name):
-    from minidist.mistakes.register import find
+    from minidist.verify.mistakes.register import find
 
     with planted(name), pytest.raises(pytest.fail.Exception) as failed:
         if name == "manifest_first":

@@ -19,11 +19,11 @@ import pytest
 
 from minidist import cli, optim
 from minidist.backend import why_no_gpu
-from minidist.bench import steps
-from minidist.bench.table import line
 from minidist.cli import main
 from minidist.cli.train import TrainCommand, replay
 from minidist.observe import measure_pipeline, style, timeline
+from minidist.observe.bench import steps
+from minidist.observe.bench.table import line
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
 from minidist.training.kinds import NUMBERS
@@ -253,7 +253,7 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in [
-                ("train", "datasets/texts.py", "text"),
+                ("train", "nn/datasets/texts.py", "text"),
                 ("verify --strategy naive", "verify/equivalence.py", "verify"),
                 ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
                 ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
@@ -263,7 +263,7 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
                     "handed_in",
                 ),
                 ("mutants --show no_all_reduce", "course/mutants.py", "load"),
-                ("bench", "bench/steps.py", "rows"),
+                ("bench", "observe/bench/steps.py", "rows"),
                 ("plan --profile", "observe/profile.py", "profile_and_run"),
             ]
         ),

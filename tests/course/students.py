@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from minidist.course.grader import Grade, grade
 from minidist.course.lab import Lab
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.overlay import PACKAGE
 
 
 def reference(lab: Lab) -> dict[str, str]:

@@ -17,7 +17,7 @@ from minidist.course import report
 from minidist.course.grader import grade
 from minidist.course.sandbox import supervisor
 from minidist.course.sandbox.limits import Limits
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.overlay import PACKAGE
 from tests.course.tiny import NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,8 @@ from minidist.course.lab import find
 from minidist.course.question import ask
 from minidist.course.sandbox.limits import Limits
 from minidist.course.submissions import submissions
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import mistakes
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import mistakes
 from tests.course import tiny_probes
 from tests.course.students import changed, reference, starter
 from tests.course.tiny import GPIPE, OTHER, TINY, Tiny

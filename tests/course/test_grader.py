@@ -19,8 +19,8 @@ from minidist.course.grader import Grade, Verdict, grade, handed_in, questions, 
 from minidist.course.question import Question, judge, score
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import Limits
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.overlay import PACKAGE
 from tests.course.tiny import GPIPE, OTHER, TINY, order
 
 RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}

@@ -18,7 +18,7 @@ from minidist.cli import main
 from minidist.course import starter
 from minidist.course.lab import find, labs, read
 from minidist.course.submissions import label
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.overlay import PACKAGE
 from tests.course import students
 
 ROOT = PACKAGE.parent

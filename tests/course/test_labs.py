@@ -19,10 +19,10 @@ from minidist.course.question import judge
 from minidist.course.sandbox import Sandbox
 from minidist.course.starter import handout
 from minidist.errors import plural
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import mistakes, read
-from minidist.pages import schedules
+from minidist.observe.pages import schedules
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import mistakes, read
 from tests.course.students import changed, graded, only, reference, starter
 
 LABS = {lab.name: lab for lab in labs()}

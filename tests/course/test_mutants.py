@@ -17,9 +17,9 @@ from minidist.cli import main
 from minidist.course import mutant_tests, mutants, mutation_testing
 from minidist.course.mutants import Mutant
 from minidist.course.pytest_server import Server
-from minidist.mistakes import register
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.register import mistakes
+from minidist.verify.mistakes import register
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.register import mistakes
 
 ROOT = Path(__file__).parents[2]
 SOME = ["no_all_reduce", "unstashed_weights"]  # the promises exact and replayed; -m slow: all

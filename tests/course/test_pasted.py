@@ -21,8 +21,8 @@ from minidist.comm.local.threads import ThreadRanks
 from minidist.course.grader import questions
 from minidist.course.lab import labs
 from minidist.course.question import judge
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import module_of
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import module_of
 
 LESSONS = PACKAGE.parent / "lessons"
 LABS = {lab.name: lab for lab in labs()}

@@ -5,7 +5,7 @@ import pytest
 from minidist.course import property_lab
 from minidist.course.lab import mutants, of_mutants
 from minidist.course.sandbox.limits import Limits
-from minidist.mistakes import register
+from minidist.verify.mistakes import register
 
 KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
 

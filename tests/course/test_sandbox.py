@@ -18,8 +18,8 @@ from minidist.course.sandbox import Sandbox, bubblewrap
 from minidist.course.sandbox.limits import LINUX, Limits, claim_user
 from minidist.course.sandbox.supervisor import defences, folders
 from minidist.course.sandbox.untrusted import read, remove, remove_files_of
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import module_of
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import module_of
 from tests.course import tiny_probes
 from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 

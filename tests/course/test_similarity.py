@@ -12,7 +12,7 @@ import pytest
 from minidist.cli import main
 from minidist.course.lab import find
 from minidist.course.similarity import MOST, K, Reader, W, pairs
-from minidist.mistakes.register import mistakes, read
+from minidist.verify.mistakes.register import mistakes, read
 from tests.course.disguise import DISGUISES, all_at_once, commented, renamed, reordered
 from tests.course.students import changed, graded, reference, starter
 

@@ -16,9 +16,9 @@ from minidist.course.lab import find, labs, read
 from minidist.course.question import judge
 from minidist.course.sandbox.limits import Limits
 from minidist.course.submissions import label
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.overlay import PACKAGE
-from minidist.mistakes.register import Mistake, mistakes
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.register import Mistake, mistakes
 from tests.course.students import changed, graded, only, reference
 from tests.course.tiny import GPIPE, OTHER, TINY
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn, run
 from minidist.data_parallel.bucketed import Bucketed, plan
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import shard
 from minidist.errors import Deadlock, RankFailed
 from minidist.events import EventLog
-from minidist.replicas import sum_gradients
+from minidist.nn.datasets import shard
+from minidist.parallel import sum_gradients
 from minidist.verify.compare import compare
 from minidist.verify.strategies import collect
 from tests.strategies import arrays

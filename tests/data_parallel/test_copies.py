@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minidist import nn, optim
 from minidist.data_parallel.zero import Copies, ShardedCopies
 from minidist.nn.flat_parameters import FlatSlice, flat_slices
-from minidist.replicas import squares
+from minidist.parallel import squares
 from tests.strategies import arrays, seeds
 
 KINDS = [Copies, ShardedCopies]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.backend import to_device
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import shard
+from minidist.nn.datasets import shard
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check, gradients
 from minidist.verify.strategies import INPUT, Case, collect, one_device

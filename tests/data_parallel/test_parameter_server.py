@@ -14,8 +14,8 @@ from threadpoolctl import threadpool_limits
 from minidist import Cluster, nn, optim, run
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Server, ServerPlan, join, train
-from minidist.datasets import shard
 from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
+from minidist.nn.datasets import shard
 from minidist.rng import Randomness
 from minidist.verify.compare import compare
 from tests.data_parallel.serving import (

@@ -13,7 +13,7 @@ from minidist.autograd import recompute
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch, shard
+from minidist.nn.datasets import Batch, shard
 from minidist.pipeline_parallel import Pipeline
 from minidist.verify.equivalence import check, gradients
 from minidist.verify.strategies import Case, one_device

@@ -13,8 +13,8 @@ import pytest
 from minidist import Cluster, Tensor, nn, no_grad, optim
 from minidist.backend import on_gpu, to_device
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
+from minidist.nn.datasets import shard
 from minidist.planning.costs.zero import zero_bytes_held
 from minidist.verify.compare import compare
 from tests import causes

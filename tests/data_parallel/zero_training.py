@@ -3,7 +3,7 @@
 from minidist import nn, optim
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Sampler
+from minidist.nn.datasets import Sampler
 from minidist.rng import Randomness
 
 

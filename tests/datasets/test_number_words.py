@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.datasets.pairs import (
+from minidist.nn.datasets.pairs import (
     CHINESE,
     ENGLISH,
     english_text,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from minidist import datasets
 from minidist.autograd.losses import IGNORED
-from minidist.datasets import pairs
-from minidist.datasets.pairs import (
+from minidist.nn.datasets import pairs
+from minidist.nn.datasets.pairs import (
     in_chinese,
     in_english,
     number_of_chinese,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import datasets
-from minidist.datasets import Sampler, batch
+from minidist.nn.datasets import Sampler, batch
 
 
 def test_shards_are_neighbours_of_nearly_equal_size_larger_first():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from minidist import nn, optim
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import shard
 from minidist.errors import RankFailed
 from minidist.expert_parallel import ExpertParallel, expert_parameters
+from minidist.nn.datasets import shard
 from minidist.rng import Randomness
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.mistakes.edits import Edit
-from minidist.mistakes.overlay import PACKAGE
+from minidist.verify.mistakes.edits import Edit
+from minidist.verify.mistakes.overlay import PACKAGE
 from tests.gpu.test_strict_device import LIMIT, strict
 
 MISTAKES = tomllib.loads(

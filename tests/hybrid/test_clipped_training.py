@@ -16,15 +16,15 @@ from minidist.context_parallel import ContextParallel
 from minidist.data_parallel.parameter_server import ServerPlan, join, train
 from minidist.data_parallel.replicated import BucketedDataParallel, DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.expert_parallel import ExpertParallel
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.nn.datasets import Batch
+from minidist.parallel.mixed_precision import multiply_in_eight_bits
+from minidist.parallel.trainer import Holder, loss_of
 from minidist.pipeline_parallel import PipeDream, Pipeline, Siamese
 from minidist.rng import Randomness
 from minidist.tensor_parallel import SpatialParallel, TensorParallel
-from minidist.trainer import Holder, loss_of
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
 from minidist.verify.strategies import STRATEGIES

@@ -15,8 +15,8 @@ from minidist import nn, optim
 from minidist.comm import Mesh
 from minidist.context_parallel import plain, zigzag
 from minidist.data_parallel.replicated import DataParallel
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 from minidist.verify.compare import BOUND, compare

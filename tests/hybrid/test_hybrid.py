@@ -8,9 +8,9 @@ import pytest
 
 from minidist import Mesh, nn, optim
 from minidist.context_parallel import plain
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.observe.costs import measure_costs
 from minidist.rng import Randomness, generator
 from minidist.verify import equivalence

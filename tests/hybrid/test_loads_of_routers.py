@@ -14,13 +14,13 @@ from minidist.context_parallel import columns, context_parallel, zigzag
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import ServerPlan, join
 from minidist.data_parallel.replicated import DataParallel
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.expert_parallel import ExpertParallel
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
+from minidist.parallel import sum_gradients, sum_loads
+from minidist.parallel.trainer import loss_of, update
 from minidist.pipeline_parallel import Pipeline
-from minidist.replicas import sum_gradients, sum_loads
-from minidist.trainer import loss_of, update
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case

@@ -10,11 +10,11 @@ from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Server, ServerPlan, join
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
+from minidist.parallel import check_same_state, check_same_weights, sum_gradients
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
-from minidist.replicas import check_same_state, check_same_weights, sum_gradients
 from minidist.tensor_parallel import ParallelTransformer, sum_squares, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from tests.hybrid.trainers import (

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, Mesh, nn, run
-from minidist.datasets import Batch
 from minidist.errors import RankDied, RankFailed
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
-from minidist.mistakes.register import mistakes
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Reduce
 from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums
 from minidist.rng import generator
 from minidist.verify import equivalence
 from minidist.verify.equivalence import find
+from minidist.verify.mistakes.register import mistakes
 from minidist.verify.strategies.cases import random_weights
 from tests.comm.test_cluster import gone
 from tests.pipeline_parallel.test_reduction import sums_last

@@ -5,8 +5,8 @@ import pytest
 
 from minidist import nn
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import Batch
-from minidist.mixed_precision import LossScale, MixedPrecision
+from minidist.nn.datasets import Batch
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision
 from minidist.rng import Randomness
 from tests.hybrid.trainers import TOKENS, TRAINERS, refused, sgd, transformer
 

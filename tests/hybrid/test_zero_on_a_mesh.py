@@ -5,9 +5,9 @@ import pytest
 
 from minidist import Mesh, nn, optim
 from minidist.backend import address
-from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.rng import generator
 from tests.hybrid.test_hybrid import MESHES, check, ranks_of, translated_steps
 

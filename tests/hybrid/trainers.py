@@ -7,8 +7,8 @@ import numpy as np
 from minidist import Mesh, nn, optim
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 
 TOKENS = np.arange(16).reshape(4, 4) % 7

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from minidist import nn, verify
-from minidist.interop import torch as interop
+from minidist.verify.interop import torch as interop
 from tests.strategies import arrays
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-from minidist.interop.twins import twin  # noqa: E402
+from minidist.verify.interop.twins import twin  # noqa: E402
 
 
 def tokens(rows, columns, vocab, seed=0):

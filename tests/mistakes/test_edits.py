@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.mistakes.edits import Edit
+from minidist.verify.mistakes.edits import Edit
 
 SOURCE = '''import math
 

@@ -10,9 +10,9 @@ import pytest
 
 from minidist import nn
 from minidist.course.lab import labs
-from minidist.mistakes.edits import NAMES, Edit, functions
-from minidist.mistakes.register import Mistake, find, mistakes, read, source
 from minidist.tensor_parallel.parallel_attention import columns_of_heads
+from minidist.verify.mistakes.edits import NAMES, Edit, functions
+from minidist.verify.mistakes.register import Mistake, find, mistakes, read, source
 from tests.planted import module_of, planted
 
 EVERY = list(mistakes().values())

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from minidist import Tensor, checkpoint, nn, no_grad, optim
 from minidist.autograd.recomputation import recompute
 from minidist.nn.router import choose
+from minidist.parallel.trainer import update
 from minidist.rng import Randomness
-from minidist.trainer import update
 from tests.nn.differences import assert_gradients_are_differences
 from tests.strategies import arrays, gradients, leaf, seeds
 

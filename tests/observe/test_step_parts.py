@@ -9,7 +9,7 @@ from minidist import nn
 from minidist.autograd.kernels import sum_rows
 from minidist.autograd.products import batched_matmul
 from minidist.backend import matmul
-from minidist.bench.steps import transformer_step
+from minidist.observe.bench.steps import transformer_step
 from minidist.observe.step_parts import (
     PAGE,
     products_of,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from minidist.context_parallel import plain, zigzag
 from minidist.context_parallel.ring_attention import RingAttention
 from minidist.context_parallel.tiles import tiles
-from minidist.pages import answers
-from minidist.pages import attention as page
+from minidist.observe.pages import answers
+from minidist.observe.pages import attention as page
 from minidist.pieces import Positions
 from minidist.planning.costs.layers import ring_bytes, ulysses_bytes
 
@@ -41,7 +41,7 @@ def held_by(question, owner):
 def test_it_answers_without_numpy():
     code = (
         "import sys; sys.modules['numpy'] = None;"
-        "from minidist.pages.answers import answer_json; print(answer_json(sys.argv[1]))"
+        "from minidist.observe.pages.answers import answer_json; print(answer_json(sys.argv[1]))"
     )
     question = json.dumps({"page": "attention", **page.FIRST, "cut": "zigzag"})
     done = subprocess.run([sys.executable, "-c", code, question], capture_output=True, text=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.pages import calculator
-from minidist.pages.answers import answer, answer_json
+from minidist.observe.pages import calculator
+from minidist.observe.pages.answers import answer, answer_json
 from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, traffic
 from minidist.planning.plans.published import A100, H100, RUNS, SIZES
 from minidist.planning.plans.why import WORDS
@@ -126,10 +126,10 @@ def test_the_page_says_what_planning_says_for_200_drawn_questions():
 
 def test_planning_and_the_page_need_no_numpy():
     """As in a browser, where Pyodide has the standard library alone."""
-    names = [f"minidist.{name}" for name in [*PLANNERS, "pages.calculator"]]
+    names = [f"minidist.{name}" for name in [*PLANNERS, "observe.pages.calculator"]]
     code = f"""import sys; sys.modules["numpy"] = None
 import {", ".join(names)}
-from minidist.pages.answers import answer
+from minidist.observe.pages.answers import answer
 questions = [{{}}, {{"ask": "first"}}, {{"ask": "search", "dp": 2, "pp": 1, "tp": 1, "batch": 8,
     "layers": 2, "width": 64, "heads": 2}}, {{"experts": 8, "ep": 4, "cp": 2, "zero": 0}}]
 errors = [answer({{"page": "calculator", **each}}).get("error") for each in questions]

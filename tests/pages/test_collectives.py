@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minidist.comm import collectives as on
-from minidist.pages import answers
-from minidist.pages import collectives as page
+from minidist.observe.pages import answers
+from minidist.observe.pages import collectives as page
 from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes
 
 RANKS = range(2, 9)

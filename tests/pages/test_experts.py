@@ -9,7 +9,7 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Cluster
 from minidist.expert_parallel.dispatch import Dispatch
-from minidist.pages import answers, experts
+from minidist.observe.pages import answers, experts
 from minidist.pieces import split_ends
 
 ANSWERS = [experts.answer(**question) for question in experts.questions()]

@@ -3,10 +3,10 @@
 import json
 
 from minidist.course.mutant_tests import FAMILIES
-from minidist.mistakes.register import mistakes
-from minidist.pages import answers
-from minidist.pages import mistakes as page
+from minidist.observe.pages import answers
+from minidist.observe.pages import mistakes as page
 from minidist.verify.equivalence import find
+from minidist.verify.mistakes.register import mistakes
 
 
 def row(mistake, strategy, case=0, size=4):

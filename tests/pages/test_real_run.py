@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from minidist.course.sandbox.untrusted import remove
-from minidist.pages.real_run import RealRun
+from minidist.observe.pages.real_run import RealRun
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.text import as_text
 from tests.comm.test_cluster import gone, group_gone
@@ -110,7 +110,7 @@ def test_a_program_is_certified_measured_and_simulated_on_as_many_processes_as_i
     ],
 )
 def test_a_program_that_is_wrong_or_too_large_starts_no_process(monkeypatch, text, said):
-    monkeypatch.setattr("minidist.pages.real_run.Popen", None)
+    monkeypatch.setattr("minidist.observe.pages.real_run.Popen", None)
     with pytest.raises(ValueError, match=said):
         RealRun(text)
 
@@ -150,7 +150,7 @@ def test_a_run_that_is_killed_fails_with_a_sentence_and_leaves_nothing(started, 
 
 ALONE = """
 import sys, tempfile, time
-from minidist.pages.real_run import RealRun
+from minidist.observe.pages.real_run import RealRun
 tempfile.tempdir = sys.argv[1]
 run = RealRun(sys.argv[2])
 while run.status["fraction"] < 0.5 and run.status["state"] == "running":

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.cli.options import exact_time as read_time
-from minidist.pages import answers
-from minidist.pages.schedules import FIRST, USUAL, answer, as_text
+from minidist.observe.pages import answers
+from minidist.observe.pages.schedules import FIRST, USUAL, answer, as_text
 from minidist.pipeline_parallel import SCHEDULES, programs, read, validate
 from minidist.pipeline_parallel.actions import updates
 from minidist.pipeline_parallel.text import as_text as program_text
@@ -319,7 +319,7 @@ def test_puzzles_become_harder_and_their_names_differ():
 WITHOUT_NUMPY = """
 import json, sys
 sys.modules["numpy"] = None
-from minidist.pages.answers import answer_json
+from minidist.observe.pages.answers import answer_json
 first = {"schedule": "1f1b", "p": 4, "m": 8}
 for more in (first, {"puzzles": "yes"}, {"text": "rank 0 F0 B0"}, {"schedule": "zb_auto"},
              {"python": "def program(rank, p, m):\\n  yield 'F0'\\n  yield Backward(0)", "m": 1}):

@@ -12,8 +12,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from minidist.pages import answers, schedules, server
-from minidist.pages.written import Written
+from minidist.observe.pages import answers, schedules, server
+from minidist.observe.pages.written import Written
 from tests.comm.test_cluster import gone
 from tests.course.tiny import WHY_NOT, choose
 from tests.test_killed import below

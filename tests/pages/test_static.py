@@ -3,7 +3,7 @@
 import re
 
 from minidist.course.report_page import PAGE
-from minidist.pages.build import STATIC
+from minidist.observe.pages.build import STATIC
 
 
 def test_every_colour_that_a_page_uses_is_defined():

@@ -1,6 +1,6 @@
 """Ranks that wait for each other: each step, and what never ends, with every seed."""
 
-from minidist.pages import waits
+from minidist.observe.pages import waits
 
 
 def test_a_ring_of_rendezvous_ends_in_one_circle_with_every_seed():

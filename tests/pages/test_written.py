@@ -2,8 +2,8 @@
 
 import pytest
 
-from minidist.pages.schedules import answer
-from minidist.pages.written import MOST_ACTIONS, text_of
+from minidist.observe.pages.schedules import answer
+from minidist.observe.pages.written import MOST_ACTIONS, text_of
 from minidist.pipeline_parallel import programs, read
 from minidist.pipeline_parallel.text import Unreadable, as_text
 

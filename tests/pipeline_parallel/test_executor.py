@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from minidist import nn
-from minidist.datasets import Batch
 from minidist.errors import CommError, RankDied, RankFailed
 from minidist.events import EventLog
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import (
     BackwardWeight,

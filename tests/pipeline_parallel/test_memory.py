@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, programs
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.stage import Stage

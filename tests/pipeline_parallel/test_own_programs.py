@@ -8,8 +8,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, programs, validate
 from minidist.pipeline_parallel.actions import Forward, Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn, optim
-from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, run
-from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, programs
 from minidist.verify.compare import compare
 from minidist.verify.strategies import Case, collect, one_device

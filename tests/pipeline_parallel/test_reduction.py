@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from minidist import nn
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import (
     Backward,

@@ -7,7 +7,7 @@ import pytest
 
 from minidist import nn
 from minidist.autograd.deferred import Product
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.stage import Stage
 from tests.strategies import arrays

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from minidist import nn, optim
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 from minidist.rng import Randomness
 from minidist.verify.compare import compare

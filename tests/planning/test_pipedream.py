@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.mistakes.register import find
 from minidist.pipeline_parallel.partition import partition
 from minidist.pipeline_parallel.pipedream import pipedream_programs
 from minidist.planning import simulate
@@ -20,6 +19,7 @@ from minidist.planning.pipedream import (
     sum_seconds,
     transfer_seconds,
 )
+from minidist.verify.mistakes.register import find
 from tests.planted import planted
 from tests.strategies import compositions, profiles
 

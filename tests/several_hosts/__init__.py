@@ -19,7 +19,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from minidist.bench import table
+from minidist.observe.bench import table
 
 HERE = Path(__file__).parent
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount"]

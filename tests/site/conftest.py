@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.pages.build import build, unpack_pyodide
+from minidist.observe.pages.build import build, unpack_pyodide
 
 CACHE = Path.home() / ".cache" / "minidist-site"  # the site's: recorded answers, and Pyodide
 

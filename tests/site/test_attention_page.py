@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from minidist.pages import attention
+from minidist.observe.pages import attention
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600)]
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minidist.pages import calculator
+from minidist.observe.pages import calculator
 from minidist.planning.plans.published import RUNS
 
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minidist.pages import collectives
+from minidist.observe.pages import collectives
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600)]
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")

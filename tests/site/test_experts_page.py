@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.pages import experts
+from minidist.observe.pages import experts
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600)]
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")

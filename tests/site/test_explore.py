@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from minidist.pages import server
-from minidist.pages.written import Written
+from minidist.observe.pages import server
+from minidist.observe.pages.written import Written
 from tests.site.conftest import serving
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(300)]

@@ -6,9 +6,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from minidist.mistakes.register import mistakes
-from minidist.pages import answers
-from minidist.pages import mistakes as module
+from minidist.observe.pages import answers
+from minidist.observe.pages import mistakes as module
+from minidist.verify.mistakes.register import mistakes
 
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600)]
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.pages import answers
-from minidist.pages.build import STATIC
+from minidist.observe.pages import answers
+from minidist.observe.pages.build import STATIC
 from minidist.pipeline_parallel import SCHEDULES, programs, read, validate
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate

@@ -9,7 +9,7 @@ import copy
 import numpy as np
 
 from minidist import Tensor, nn
-from minidist.collective_functions import own_part
+from minidist.parallel.collective_functions import own_part
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, unsplit
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel

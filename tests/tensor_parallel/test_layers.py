@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.collective_functions import gather
+from minidist.parallel.collective_functions import gather
 from minidist.tensor_parallel import (
     ChannelParallelConv2d,
     ColumnParallelLinear,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from minidist import Mesh, Tensor, nn, no_grad
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.datasets import shard
 from minidist.errors import RankFailed
+from minidist.nn.datasets import shard
 from minidist.pieces import split_ends
 from minidist.tensor_parallel import SpatialConv2d
 from minidist.tensor_parallel.spatial_parallel import (

@@ -16,8 +16,8 @@ import pytest
 from minidist import checkpoint
 from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import run
-from minidist.datasets import Text
 from minidist.errors import RankDied
+from minidist.nn.datasets import Text
 from minidist.training import elastic
 from minidist.training.elastic import in_words, train_elastic, with_fewer
 from minidist.training.loop import train

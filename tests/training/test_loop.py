@@ -9,8 +9,8 @@ import pytest
 
 from minidist import optim
 from minidist.data_parallel.replicated import DataParallel
-from minidist.datasets import Batch, Text, numbers
 from minidist.errors import RankFailed
+from minidist.nn.datasets import Batch, Text, numbers
 from minidist.rng import Randomness
 from minidist.training.kinds import model_of
 from minidist.training.loop import train

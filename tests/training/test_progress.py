@@ -10,8 +10,8 @@ from minidist.checkpoint import Keep
 from minidist.comm import run
 from minidist.comm.communicator import Ledger
 from minidist.data_parallel.parameter_server import ServerPlan
-from minidist.datasets import Text
 from minidist.errors import RankFailed
+from minidist.nn.datasets import Text
 from minidist.training.loop import train, warm_up_and_decay
 from minidist.training.servers import train_with_servers
 from minidist.training.settings import Settings

@@ -9,9 +9,9 @@ from minidist import nn, optim
 from minidist.checkpoint import Saved
 from minidist.cli.train import replay
 from minidist.data_parallel.parameter_server import ServerPlan
-from minidist.datasets import Text
-from minidist.datasets.pairs import padded, teacher_forcing
 from minidist.errors import RankFailed
+from minidist.nn.datasets import Text
+from minidist.nn.datasets.pairs import padded, teacher_forcing
 from minidist.nn.embedding import PAD
 from minidist.training.loop import train
 from minidist.training.servers import (

@@ -14,9 +14,9 @@ from minidist import nn
 from minidist.checkpoint import Keep, manifest
 from minidist.cli import main
 from minidist.cli.train import PRESETS, chosen
-from minidist.datasets import Text, numbers
-from minidist.datasets.pairs import DIRECTIONS, LANGUAGES, in_chinese, in_english
 from minidist.nn import generate as decoding
+from minidist.nn.datasets import Text, numbers
+from minidist.nn.datasets.pairs import DIRECTIONS, LANGUAGES, in_chinese, in_english
 from minidist.nn.embedding import END, PAD
 from minidist.training import translation as translating
 from minidist.training.kinds import NUMBERS, load, model_of, numbers_of

@@ -88,7 +88,7 @@ def checkout(tmp_path_factory):
     for path, text in {
         "data_parallel/through_rank_0.py": STRATEGY,
         "verify/strategies/toy.py": RECORD,
-        "mistakes/toy.toml": MISTAKE,
+        "verify/mistakes/toy.toml": MISTAKE,
     }.items():
         (copy / "minidist" / path).write_text(text, encoding="utf-8")
     return copy

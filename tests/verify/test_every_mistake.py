@@ -6,9 +6,9 @@ The others are seen by tests of what they change; `minidist mutants` runs all te
 import pytest
 
 from minidist.course.mutants import names
-from minidist.mistakes.register import find, mistakes
 from minidist.verify import equivalence
 from minidist.verify.causes import rerun
+from minidist.verify.mistakes.register import find, mistakes
 from tests.planted import planted
 
 SEEN_BY = {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from minidist import nn, verify
-from minidist.interop import torch as interop
 from minidist.verify import foreign
+from minidist.verify.interop import torch as interop
 from minidist.verify.strategies.cases import Case
 from tests.strategies import arrays
 
@@ -98,7 +98,7 @@ def test_what_is_wrong_without_a_known_cause_has_none():
 
 def test_names_and_layouts_of_pytorch_are_turned():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-    from minidist.interop.twins import twin
+    from minidist.verify.interop.twins import twin
 
     theirs = twin(transformer())
     logits = theirs(torch.tensor(TOKENS)).flatten(0, 1)

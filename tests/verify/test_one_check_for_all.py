@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.verify import equivalence
 from minidist.verify.strategies import STRATEGIES, Case, one_device
 from tests.strategies import arrays

@@ -12,10 +12,10 @@ import pytest
 
 from minidist import nn
 from minidist.data_parallel.replicated import DataParallel
-from minidist.mistakes.overlay import BUILT_FROM, build
-from minidist.mistakes.register import find
 from minidist.verify import equivalence
 from minidist.verify.causes import rerun
+from minidist.verify.mistakes.overlay import BUILT_FROM, build
+from minidist.verify.mistakes.register import find
 from minidist.verify.outcomes import of_job
 from minidist.verify.strategies import STRATEGIES, Case, one_device
 from minidist.verify.strategies.job import AtWork

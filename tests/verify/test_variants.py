@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minidist import nn, verify
-from minidist.interop import torch as interop
+from minidist.verify.interop import torch as interop
 from minidist.verify.variants import ERF, VARIANTS
 from tests.strategies import arrays
 from tests.verify.test_foreign import NEXTS, TOKENS, gradients, of_ranks, transformer, words
@@ -95,7 +95,7 @@ def test_statistics_of_evaluation_are_named():
 )
 def test_the_likeliest_mistakes_of_a_module_of_pytorchs_are_named(monkeypatch, view, axes, variant):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-    from minidist.interop import twins
+    from minidist.verify.interop import twins
 
     def forward(self, x):
         B, T, C = x.shape

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, nn, verify
-from minidist.interop import torch as interop
+from minidist.verify.interop import torch as interop
 from tests.strategies import arrays
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")

@@ -58,11 +58,11 @@ from minidist.course.sandbox.limits import (
 )
 from minidist.course.sandbox.supervisor import Supervisor
 from minidist.course.sandbox.untrusted import beginning, contents, read, remove, remove_files_of
-from minidist.mistakes import overlay
-from minidist.mistakes.register import module_of
+from minidist.verify.mistakes import overlay
+from minidist.verify.mistakes.register import module_of
 
 PROBES = "minidist.course.labs"  # and there NAME.probes
-ANSWERS = "course", "mistakes"  # folders that a student's minidist does not have
+ANSWERS = "course", "verify/mistakes"  # folders that a student's minidist does not have
 IN_FOLDERS = r"\S*-packages/|/proc/self/fd/\d+/"  # where a dependency is imported from
 
 

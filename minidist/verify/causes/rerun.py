@@ -22,10 +22,10 @@ import cloudpickle
 from minidist.comm import Cluster
 from minidist.comm.local import worker as by_value
 from minidist.errors import CommError
-from minidist.mistakes.overlay import PACKAGE, reference
-from minidist.mistakes.register import NUMBERS, Mistake, mistakes, planted
 from minidist.verify.causes.finding import Gradients
 from minidist.verify.compare import compare
+from minidist.verify.mistakes.overlay import PACKAGE, reference
+from minidist.verify.mistakes.register import NUMBERS, Mistake, mistakes, planted
 from minidist.verify.outcomes import Outcome, of_job
 from minidist.verify.strategies import STRATEGIES
 from minidist.verify.strategies.cases import Case

@@ -13,7 +13,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters
 
 

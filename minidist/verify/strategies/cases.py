@@ -9,11 +9,11 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy, on_gpu, to_device
-from minidist.datasets import Batch
 from minidist.errors import WrongInput
-from minidist.interop.torch import as_numpy
+from minidist.nn.datasets import Batch
 from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.rng import generator
+from minidist.verify.interop.torch import as_numpy
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
 

@@ -13,10 +13,10 @@ from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.data_parallel.replicated import CompressedDataParallel, DataParallel
 from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
+from minidist.parallel.trainer import loss_of
 from minidist.planning.costs import strategies as costs
 from minidist.rng import generator
-from minidist.trainer import loss_of
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.job import Arrays, AtWork, Job, Rule, Steps, momentum

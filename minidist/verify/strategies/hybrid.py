@@ -9,12 +9,12 @@ from minidist.autograd.eight_bits import EightBits
 from minidist.comm import Group, Mesh
 from minidist.errors import plural
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.parallel.mixed_precision import multiply_in_eight_bits
+from minidist.parallel.trainer import loss_of
+from minidist.parallel.whole_matrices import WholeMatrices
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
-from minidist.replicas.whole_matrices import WholeMatrices
 from minidist.rng import generator
-from minidist.trainer import loss_of
 from minidist.verify.strategies.cases import (
     Case,
     heads_of,

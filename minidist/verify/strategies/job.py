@@ -21,12 +21,12 @@ from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters
-from minidist.optim import Optimizer
+from minidist.nn.optim import Optimizer
+from minidist.parallel.trainer import Trainer
 from minidist.pipeline_parallel.stage import Stage
 from minidist.tensor_parallel import TensorParallel
-from minidist.trainer import Trainer
 from minidist.verify.strategies.cases import INPUT, Case, as_input, moved_by_forward
 from minidist.verify.watch import Watch, adamw
 

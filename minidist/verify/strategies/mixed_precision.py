@@ -11,11 +11,11 @@ from minidist.backend import FLOAT16, on_device_of, rounded, widen
 from minidist.comm import Group
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
-from minidist.datasets import Batch
-from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
-from minidist.replicas import check_statistics
+from minidist.nn.datasets import Batch
+from minidist.parallel import check_statistics
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
+from minidist.parallel.trainer import loss_of
 from minidist.rng import draws_for, generator
-from minidist.trainer import loss_of
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
 from minidist.verify.strategies.job import Arrays, Rule, Steps
 from minidist.verify.strategies.record import Costs, record

@@ -11,9 +11,9 @@ import numpy as np
 from minidist import nn, optim
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
-from minidist.datasets import Batch, shard
 from minidist.errors import WrongInput, check_options
-from minidist.trainer import loss_of
+from minidist.nn.datasets import Batch, shard
+from minidist.parallel.trainer import loss_of
 from minidist.verify.replays.parameter_server import equal_to, everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
     Case,

@@ -8,12 +8,12 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group
+from minidist.parallel import fingerprint, from_holders
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.planning.costs import strategies as costs
 from minidist.planning.pipedream import options_of, pipedream
-from minidist.replicas import fingerprint, from_holders
 from minidist.rng import generator
 from minidist.verify.replays.pipedream import replay
 from minidist.verify.strategies.cases import Case, collect, transformer_example

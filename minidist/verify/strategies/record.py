@@ -19,8 +19,8 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
+from minidist.parallel.trainer import Trainer
 from minidist.pipeline_parallel.actions import Programs
-from minidist.trainer import Trainer
 from minidist.verify.strategies.cases import Case, as_input, transformer_example
 from minidist.verify.strategies.job import AtWork, Job, watched_step
 from minidist.verify.watch import Watch

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from minidist import checkpoint
-from minidist.bench import table
 from minidist.comm.mpi import library as mpi
+from minidist.observe.bench import table
 from tests.comm.test_cluster import gone
 
 pytestmark = pytest.mark.mpi

@@ -10,9 +10,9 @@ import pytest
 
 from minidist import nn, optim, run
 from minidist.comm import Mesh
-from minidist.datasets import Batch
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
 from minidist.planning import Plan, TransformerSize, traffic
 from minidist.planning.costs.traffic import sent
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import run
-from minidist.mistakes.register import find
 from minidist.planning.gspmd import (
     PARTIAL,
     REPLICATED,
@@ -19,6 +18,7 @@ from minidist.planning.gspmd import (
     part,
     redistribute,
 )
+from minidist.verify.mistakes.register import find
 from tests.planted import planted
 from tests.strategies import arrays, seeds, shapes
 

@@ -8,13 +8,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from minidist import Mesh, Tensor, nn, run
-from minidist.mistakes.register import find
 from minidist.nn.transformer import Block
 from minidist.planning import gspmd, propagate, trace
 from minidist.planning.gspmd import PARTIAL, REPLICATED, Split
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
 from minidist.verify.compare import compare
+from minidist.verify.mistakes.register import find
 from tests.planning.graphs.test_gradients import given_arrays, one_device
 from tests.planted import planted
 from tests.strategies import arrays

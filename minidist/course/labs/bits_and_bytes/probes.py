@@ -10,7 +10,7 @@ from minidist.course.labs.ranks import each_rank, refused
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK, random_levels
 from minidist.data_parallel.local_sgd import DiLoCo
 from minidist.data_parallel.power_sgd import PowerSGD
-from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 
 RULES = {"top_k": TopK, "sign": Sign, "power_sgd": PowerSGD}
 REFUSED = "the step that is refused, or -1"

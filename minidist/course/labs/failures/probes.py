@@ -21,8 +21,8 @@ from minidist import checkpoint, nn, run
 from minidist.checkpoint import manifest
 from minidist.checkpoint.parts import pieces
 from minidist.course.labs.ranks import refused
-from minidist.datasets import Sampler
-from minidist.datasets import batch as dealing
+from minidist.nn.datasets import Sampler
+from minidist.nn.datasets import batch as dealing
 from minidist.training.elastic import go_on, with_fewer
 from minidist.training.settings import Settings
 

@@ -13,11 +13,11 @@ from minidist import Mesh, nn, optim
 from minidist.context_parallel import zigzag
 from minidist.course.labs.ranks import each_rank, refused
 from minidist.data_parallel.zero import Copies
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.nn.datasets import Batch
+from minidist.parallel import shapes_of
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.holders import holders
-from minidist.replicas import shapes_of
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist import nn, optim
 from minidist.course.labs.ranks import each_rank, refused
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import add_communication, executor, programs, weight_stashing
 from minidist.pipeline_parallel.actions import (
     Backward,

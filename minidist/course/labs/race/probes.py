@@ -4,7 +4,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.course.labs.ranks import on_ranks
-from minidist.datasets import Batch
+from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.zb_auto import zb_auto
 

@@ -5,8 +5,9 @@ Ranks are threads.
 
 import numpy as np
 
-from minidist import Tensor, collective_functions, nn
+from minidist import Tensor, nn
 from minidist.course.labs.ranks import each_rank, refused
+from minidist.parallel import collective_functions
 from minidist.rng import Randomness
 from minidist.tensor_parallel import (
     ColumnParallelLinear,

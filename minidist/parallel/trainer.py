@@ -1,0 +1,303 @@
+"""What trains: the methods that every strategy with synchronous updates has, on each of its ranks.
+
+    trainer.backward(batch)                             # the whole batch's gradient, over all ranks
+    optimizer.clip_global_norm(1.0, trainer.sum_squares)
+    trainer.step(optimizer)                             # all ranks have the new weights
+    loss = trainer.evaluate(batch)                      # forward alone, without dropout
+
+Each axis ends in Trainers: DataParallel, Zero; Pipeline, Siamese; TensorParallel,
+SpatialParallel; ContextParallel; ExpertParallel; and Hybrid, which combines axes. A training loop,
+a checkpoint and a test that know these methods need not know which strategy they train. The loss is
+the model's, `model.loss`, which may be set: `model.loss = nn.squared_error`. Where the vocabulary
+is cut, it is the cross entropy. Where a batch is one pass through the rank's model, a Trainer is a
+`Holder`: it says what is cut, and inherits all else.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from minidist.autograd import Tensor, no_grad
+from minidist.autograd.losses import scaled
+from minidist.autograd.recording import is_recording
+from minidist.backend import Array, host_copy
+from minidist.comm import Group
+from minidist.errors import WrongInput
+from minidist.nn import Module, Parameter, move_biases
+from minidist.nn.datasets import Batch
+from minidist.parallel import gradient, load_own, shapes_of
+
+
+class AnyOptimizer(Protocol):
+    """An Optimizer, or MixedPrecision around one."""
+
+    lr: float
+    steps: int
+
+    @property
+    def parameters(self) -> Sequence[Tensor]: ...
+
+    @property
+    def loss_scale(self) -> float: ...
+
+    def clip_global_norm(
+        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
+    ) -> float | Array: ...
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """This rank's part of a model.
+
+    groups       all groups that it communicates through, each with a ledger
+    sum_squares  this rank's own sum of squares -> the sum over all ranks, in which every parameter
+                 counts once; None: each rank has the whole gradient (Optimizer.clip_global_norm)
+    """
+
+    @property
+    def groups(self) -> list[Group]: ...
+
+    @property
+    def sum_squares(self) -> Callable[[float], float] | None: ...
+
+    def parameters(self) -> list[Parameter]:
+        """Return what this rank's optimizer updates: parameters, or shards of them."""
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of which this rank has all or a part, by their global names."""
+
+    def backward(self, batch: Batch) -> float:
+        """Compute the gradient of a batch that every rank has; return the whole batch's loss."""
+
+    def evaluate(self, batch: Batch) -> float:
+        """Return the loss that one device has after `model.eval()`: without dropout or gradient."""
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank updates; give all ranks the new weights; drop the gradients."""
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the whole gradients by name, on every rank and on the host, before the step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the weights of the whole model, on every rank and on the host, by name."""
+
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Return copies of whole arrays on the host, given what this rank has of parameters."""
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into what this rank has."""
+
+
+class WholeBatches:
+    """Whether the gradient is of whole batches: one that an error has ended leaves nothing behind.
+
+    model   what has gradients; they are dropped before the next batch
+    sends   whether stages send each other what only the rest of the batch receives
+    broken  whether an error has ended the last batch, or one has begun
+    drop    () -> None: drops what else is left of a batch that an error has ended
+    """
+
+    def __init__(self, model: Module, sends: bool = False, drop: Callable[[], None] | None = None):
+        self.model, self.sends, self.broken = model, sends, False
+        self.drop, self.open = drop, False
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Compute the gradient of a batch in the `with` block; one inside of it is a part of it."""
+        if self.open:
+            yield
+            return
+        self.check_sent()
+        if self.broken:
+            self.model.zero_grad()
+            if self.drop is not None:
+                self.drop()
+        self.broken = self.open = True
+        try:
+            yield
+        finally:
+            self.open = False
+        self.broken = False  # an error does not come here
+
+    @contextmanager
+    def forward_alone(self) -> Iterator[None]:
+        """Run forward passes in the `with` block; gradients stay as they are."""
+        self.check_sent()
+        before, self.broken = self.broken, self.broken or self.sends
+        yield
+        self.broken = before
+
+    def check_sent(self) -> None:
+        if self.broken and self.sends:
+            raise WrongInput(
+                "an error ended an earlier batch in the middle, and what its stages have sent is "
+                "still on its way; make the model and its trainer anew, and load the state"
+            )
+
+    def check(self) -> None:
+        """Raise ValueError if a step would be one with a part of a gradient."""
+        if self.broken:
+            raise WrongInput(
+                "an error ended the last batch in the middle, and its gradient is not whole; call "
+                "backward for a batch before the step"
+            )
+
+
+class Holder:
+    """This rank's part of a model, where a batch is a pass through it: what such Trainers share.
+
+    A strategy cuts the model before `__init__`, and overrides what is not as with copies of it:
+
+    share          which part of a batch this rank gets
+    sum_gradients  which gradients are then parts of a sum
+    total          the whole batch's loss, from this rank's
+    whole          the arrays of all parameters, from those that this rank has
+
+    model          what this rank runs
+    shapes         of the whole model's arrays, by name; by default of this one's
+    check_group    ranks that must load the same state, or None to skip this comparison
+    micro_batches  of each rank's part of a batch
+    """
+
+    sum_squares: Callable[..., float] | None = None
+
+    def __init__(
+        self,
+        model: Module,
+        group: Group,
+        shapes: dict[str, tuple[int, ...]] | None = None,
+        check_group: Group | None = None,
+        micro_batches: int = 1,
+    ):
+        self.model, self.group, self.m = model, group, micro_batches
+        self.loss_group = group.split(0)  # the ledger of `group` has what the strategy sends, alone
+        self.shapes = shapes_of(model) if shapes is None else shapes
+        self.check_group, self.batches = check_group, WholeBatches(model)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [self.group, self.loss_group]
+
+    def parameters(self) -> list[Parameter]:
+        return self.model.parameters()
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        return self.model.named_parameters()
+
+    def share(self, batch: Batch) -> Batch:
+        """Return this rank's part of a batch: by default, of its examples."""
+        return batch.share(self.group.rank, self.group.size)
+
+    def sum_gradients(self) -> None:
+        """Make the gradients of this rank's part of a batch those of the whole batch."""
+        raise NotImplementedError
+
+    def total(self, loss: Array) -> float:
+        """Return the whole batch's loss: by default, the sum of the ranks' parts."""
+        # In the order of ranks, as MPI's and NCCL's sums are not: no sum of a gradient is meant.
+        return float(sum(self.loss_group.all_gather(loss.reshape(1), label="loss")))
+
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Return copies of whole arrays on the host, given what this rank has of parameters."""
+        return {name: host_copy(array) for name, array in own.items()}
+
+    def backward(self, batch: Batch) -> float:
+        """Compute the whole batch's gradient, in this rank's parameters; return its loss."""
+        total, parts = 0.0, self.micro_batches(batch)
+        with self.batches.batch():
+            for number, part in enumerate(parts, 1):
+                loss = loss_of(self.model, part)
+                total = total + loss.data
+                self.accumulate(loss, last=number == len(parts))
+        return self.total(total)
+
+    def accumulate(self, loss: Tensor, last: bool = True) -> None:
+        """Add the gradient of a micro-batch's loss; with the last one, sum over the ranks."""
+        loss.backward()
+        if last:
+            self.sum_gradients()
+
+    def evaluate(self, batch: Batch) -> float:
+        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
+        with evaluating(self.model):
+            parts = self.micro_batches(without_dropout(batch))
+            return self.total(sum(loss_of(self.model, part).data for part in parts))
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        mine = self.share(batch)
+        return [mine] if self.m == 1 else mine.micro_batches(self.m)
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank has; drop the gradients."""
+        self.batches.check()
+        update(optimizer, self.model)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the whole gradients by name, on every rank and on the host, before the step."""
+        return self.whole({name: gradient(p) for name, p in self.named_parameters().items()})
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the weights of the whole model, on every rank and on the host, by name."""
+        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into what this rank has."""
+        load_own(self.model, state, self.shapes, self.check_group)
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Compute without gradients, in the mode of evaluation; then be in the mode of before."""
+    modes = [(m, m.training) for m in model.modules(Module) if hasattr(m, "training")]
+    model.eval()
+    try:
+        with no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def without_dropout(batch: Batch) -> Batch:
+    """Return a batch of which no layer drops anything: masks need a seed."""
+    return replace(batch, seed=None)
+
+
+def loss_of(model: Module, part: Batch) -> Tensor:
+    """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
+    if is_recording():
+        check_scale(model, part)
+    logits = model(part.inputs, part.randomness)
+    loss = model.loss(logits, part.targets, reduction_size=part.total)
+    return scaled(loss, part.loss_scale)
+
+
+def check_scale(model: Module, part: Batch) -> None:
+    """Raise ValueError if the optimizer divides by a loss scale that the batch does not have."""
+    firsts = [p for layer in model.layers if layer.flat for p in layer.flat.parameters[:1]]
+    homes = [p.summed_in.home for p in firsts]
+    scales = {home.scale.value for home in homes if home is not None and home.scale is not None}
+    if part.loss_scale == 1 and scales - {1}:
+        raise WrongInput(
+            f"the optimizer divides gradients by its loss scale {max(scales)}, and the batch has "
+            "none; use Batch(..., loss_scale=optimizer.loss_scale)"
+        )
+
+
+def update(optimizer: AnyOptimizer, model: Module, step: Callable[[], None] | None = None) -> None:
+    """Update the weights; move the biases of routers, unless the step was skipped; drop both sums.
+
+    The optimizer skips a step whose gradients overflow (mixed_precision.py).
+
+    step  by default optimizer.step
+    """
+    before = optimizer.steps
+    (step or optimizer.step)()
+    move_biases(model, moved=optimizer.steps > before)
+    optimizer.zero_grad()
