@@ -5,11 +5,11 @@
     rank 1    |-B-|                       m, a message, waits for B
     link          |---- m ----|
 
-FlexFlow's strategies are such tasks (flexflow.py), and so are the programs of a pipeline
-(simulator.py). Tasks are taken in the order in which they become ready, as in Dijkstra's shortest
-paths, and a device does its own in this order (Jia, Zaharia, Aiken 2019, Beyond Data and Model
-Parallelism for Deep Neural Networks, section 5.2, algorithm 1, with assumption A3). What shares no
-device overlaps. All arithmetic is + and comparison: exact times stay exact.
+FlexFlow's strategies are such tasks (flexflow.py). The programs of a pipeline need no queue: their
+order is given (simulator.py). Tasks are taken in the order in which they become ready, as in
+Dijkstra's shortest paths, and a device does its own in this order (Jia, Zaharia, Aiken 2019, Beyond
+Data and Model Parallelism for Deep Neural Networks, section 5.2, algorithm 1, with assumption A3).
+What shares no device overlaps. All arithmetic is + and comparison: exact times stay exact.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from fractions import Fraction
 from numbers import Rational
 
 Time = float  # or a Fraction, with which all arithmetic is exact
-Device = int | tuple[str, int] | None  # a rank, or a link of one: ("network", rank); None: its own
+Device = int | tuple[str, int]  # a rank, or a link of one: ("network", rank)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class TaskGraph:
     devices: list[Device] = field(default_factory=list)
     seconds: list = field(default_factory=list)
     bytes: list = field(default_factory=list)
-    following: list[list[tuple[int, Time]]] = field(default_factory=list)  # (task, seconds between)
+    following: list[list[int]] = field(default_factory=list)  # who waits for it
     waits: list[int] = field(default_factory=list)  # for how many others
 
     def add(self, name, device: Device, seconds, after: Iterable[int] = (), bytes=0) -> int:
@@ -46,16 +46,13 @@ class TaskGraph:
             self.order(earlier, number)
         return number
 
-    def order(self, earlier: int, later: int, between=0) -> None:
-        """Let a task start these seconds after the end of another, or later."""
-        self.following[earlier].append((later, between))
+    def order(self, earlier: int, later: int) -> None:
+        """Let a task start after the end of another."""
+        self.following[earlier].append(later)
         self.waits[later] += 1
 
     def replay(self) -> list:
-        """Return (start, end) of each task; None: it waits for what never ends.
-
-        Of tasks that are ready at once the lower number is first.
-        """
+        """Return (start, end) of each task; of those ready at once the lower number is first."""
         waits = list(self.waits)
         times: list = [None] * len(self.names)
         ready: list[Time] = [0] * len(self.names)
@@ -66,12 +63,11 @@ class TaskGraph:
         while queue:
             start, task = heapq.heappop(queue)
             device = self.devices[task]
-            if device is not None:
-                start = max(start, free.get(device, 0))
+            start = max(start, free.get(device, 0))
             end = free[device] = start + self.seconds[task]
             times[task] = start, end
-            for other, between in self.following[task]:
-                ready[other] = max(ready[other], end + between)
+            for other in self.following[task]:
+                ready[other] = max(ready[other], end)
                 waits[other] -= 1
                 if not waits[other]:
                     heapq.heappush(queue, (ready[other], other))

@@ -247,7 +247,7 @@ class TaskSimulation:
             name, device = tasks.names[task], tasks.devices[task]
             if isinstance(device, int):
                 events.append(Event(device, name, start, end))
-            elif device is not None:
+            else:
                 kind, sender = device
                 sends = "communication", tasks.bytes[task], kind
                 events.append(Event(sender, name, start, end, *sends))
@@ -293,7 +293,7 @@ class Simulator:
         for device, seconds, size in zip(tasks.devices, tasks.seconds, tasks.bytes, strict=True):
             if isinstance(device, int):
                 busy[device] += seconds
-            elif device is not None:
+            else:
                 sent[device[1]] += size
         seconds = max(end for _, end in tasks.replay())
         return TaskSimulation(seconds, memory, sent, busy, tasks)

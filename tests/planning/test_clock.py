@@ -25,7 +25,7 @@ def task_graphs(draw):
 def ticking(tasks):
     """Return when tasks end if every device, each second, goes on or takes what waits longest."""
     n, now = len(tasks.names), 0
-    earlier = [[a for a in range(n) if b in dict(tasks.following[a])] for b in range(n)]
+    earlier = [[a for a in range(n) if b in tasks.following[a]] for b in range(n)]
     ends, running, ready = [None] * n, {}, {}
     while None in ends or running:
         for device, task in list(running.items()):
@@ -80,7 +80,7 @@ def test_no_replay_is_shorter_than_its_longest_path_or_its_busiest_device(tasks)
     paths, work = list(tasks.seconds), defaultdict(int)
     for task in range(n):
         work[tasks.devices[task]] += tasks.seconds[task]
-        for other, _ in tasks.following[task]:
+        for other in tasks.following[task]:
             paths[other] = max(paths[other], paths[task] + tasks.seconds[other])
     assert all(end >= path for end, path in zip(ends, paths, strict=True))
     assert max(max(paths), max(work.values())) <= max(ends) <= sum(tasks.seconds)
