@@ -146,7 +146,7 @@ class Hybrid:
         found = [getattr(self.mesh, name) for name in self.mesh.axes]
         found += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
         found += [*(self.context_axes or ()), *([self.holders] if self.holders else [])]
-        found += [group for group in self.pipeline.shared.values() if group is not None]
+        found += self.pipeline.shared.values()
         found += self.copies.groups + self.scales
         return list(dict.fromkeys(found))
 

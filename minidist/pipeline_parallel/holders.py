@@ -24,8 +24,8 @@ def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
 
 def shared_groups(
     model: nn.Sequential, cut: list[range], placement: list[list[int]], group: Group
-) -> dict[str, Group | None]:
-    """Return {name: the group of the ranks that share this parameter, None on the other ranks}.
+) -> dict[str, Group]:
+    """Return {name: the ranks that share this parameter}, on each of them.
 
     placement  the stages of each rank; a frozen parameter has no gradient to share
     """
@@ -33,7 +33,8 @@ def shared_groups(
     for name, stages in holders(model, cut).items():
         ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
         if len(ranks) > 1 and named[name].requires_grad:
-            shared[name] = group.split(0 if group.rank in ranks else None)
+            if together := group.split(0 if group.rank in ranks else None):
+                shared[name] = together
     return shared
 
 

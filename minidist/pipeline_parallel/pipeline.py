@@ -19,25 +19,22 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist import nn
-from minidist.backend import Array, host_copy
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
 from minidist.parallel import (
     check_statistics,
     from_holders,
-    gradient,
-    load_own,
     shapes_of,
     sum_gradients,
     sum_squares_over,
 )
 from minidist.parallel.trainer import (
-    AnyOptimizer,
+    Holder,
     WholeBatches,
     check_scale,
     evaluating,
-    update,
     without_dropout,
 )
 from minidist.pipeline_parallel.actions import (
@@ -54,14 +51,14 @@ from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import check_alike, shared_groups, take_over
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, add_reductions
+from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, Sums, add_reductions
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
 
-class Pipeline:
+class Pipeline(Holder):
     """This rank's stages of a model, and the programs of all ranks.
 
     model            the whole model, the same on every rank; this rank's layers are taken over, so
@@ -94,46 +91,33 @@ class Pipeline:
         **options,
     ):
         order = order_of(schedule, group.size, micro_batches, chunks, **options)
-        self.group = group
-        self.loss_group = group.split(0)  # the ledger of `group` has what programs send, alone
-        self.m = micro_batches_of(order) if micro_batches is None else micro_batches
+        m = micro_batches_of(order) if micro_batches is None else micro_batches
         order = order if sums is None else add_reductions(order)
         self.programs = order if communicates(order) else add_communication(order, rendezvous_safe)
         placement, last = order.placement, last_stage(order.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
-        lengths = [len(part) for part in self.cut]
         name = schedule if isinstance(schedule, str) else f"programs {digest(order)}"
-        description = f"{name}, {self.m} micro-batches, stages of {lengths} layers"
-        self.check_group = check_alike(model, group, description, self.m, check_weights)
-        self.shapes, loss = shapes_of(model), loss or model.loss
+        lengths = [len(part) for part in self.cut]
+        description = f"{name}, {m} micro-batches, stages of {lengths} layers"
+        same = check_alike(model, group, description, m, check_weights)
+        shapes, loss = shapes_of(model), loss or model.loss
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]
         ]
         self.shared = shared_groups(model, self.cut, placement, group)
         layers = [layer for stage in self.stages for layer in stage.layers]
-        self.model = take_over(model, layers, STAGES)
+        super().__init__(take_over(model, layers, STAGES), group, shapes, same, m)
         self.batches = WholeBatches(self.model, sends=communicates(self.programs))
-        self.sums = NO_SUMS if sums is None else self.sums_beside(sums)
-
-    def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> OverlappedSums:
-        """Return what sums the layers of this rank's stages during its program."""
-        named, ranks = self.named_parameters(), self.shared.items()
-        shared = {named[name] for name, group in ranks if group is not None}
-        program = self.programs[self.group.rank]
-        return OverlappedSums(program, self.stages, shared, self.group, sums)
+        self.sums: Sums = NO_SUMS
+        if sums is not None:
+            tied = {self.named_parameters()[name] for name in self.shared}
+            self.sums = OverlappedSums(self.programs[group.rank], self.stages, tied, group, sums)
 
     @property
     def groups(self) -> list[Group]:
         """All groups that it communicates through, each with a ledger."""
-        shared = [group for group in self.shared.values() if group is not None]
-        return [self.group, self.loss_group, *shared]
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self.model.parameters()
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return self.model.named_parameters()
+        return [*super().groups, *self.shared.values()]
 
     def backward(self, batch: Batch) -> float:
         """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
@@ -141,8 +125,7 @@ class Pipeline:
         Every rank gets the batch. Inputs are needed only by the rank of the first stage, targets
         only by the rank of the last.
         """
-        loss = self.run(batch.micro_batches(self.m))
-        return float(self.loss_group.all_reduce(np.array(loss), label="loss"))
+        return self.total(np.array(self.run(batch.micro_batches(self.m))))
 
     def run(self, batch: list[Batch]) -> float:
         """Compute the gradient of a batch that is cut into micro-batches; return this rank's loss.
@@ -154,19 +137,24 @@ class Pipeline:
         check_statistics(self.model, micro_batches=self.m, loads=True)  # as now: it may train again
         check_scale(self.model, batch[0])
         with self.batches.batch():
-            for stage in self.stages:
-                stage.begin(batch)
             before = self.take_shared_gradients()
             with self.sums.within():
-                execute(self.programs[self.group.rank], self.group, self.stages, self.sums)
+                loss = self.run_program(self.programs[self.group.rank], batch)
             self.sum_shared_gradients(before)
             self.sums.finish()
+        return loss
+
+    def run_program(self, program: list[Action], batch: list[Batch]) -> float:
+        """Run a program of this rank on micro-batches; return its part of the loss."""
+        for stage in self.stages:
+            stage.begin(batch)
+        execute(program, self.group, self.stages, self.sums)
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
     def evaluate(self, batch: Batch) -> float:
         """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
-        loss = self.run_forward(without_dropout(batch).micro_batches(self.m))
-        return float(self.loss_group.all_reduce(np.array(loss), label="loss"))
+        parts = without_dropout(batch).micro_batches(self.m)
+        return self.total(np.array(self.run_forward(parts)))
 
     def run_forward(self, batch: list[Batch]) -> float:
         """Run the forward passes of the programs alone; return this rank's loss."""
@@ -174,18 +162,10 @@ class Pipeline:
         own = self.programs[self.group.rank]
         program: list[Action] = [action for action in own if isinstance(action, kinds)]
         with self.batches.forward_alone(), evaluating(self.model):
-            for stage in self.stages:
-                stage.begin(batch)
-            execute(program, self.group, self.stages)
-            losses = [part for stage in self.stages for part in stage.losses.values()]
+            loss = self.run_program(program, batch)
             for stage in self.stages:
                 stage.begin([])
-        return sum(losses, start=0.0)
-
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update this rank's layers; drop the gradients."""
-        self.batches.check()
-        update(optimizer, self.model)
+        return loss
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
@@ -196,41 +176,25 @@ class Pipeline:
 
     def counted_here(self) -> list[nn.Parameter]:
         """Return this rank's parameters, except tied ones that an earlier rank counts."""
-        first = {name for name, group in self.shared.items() if group is None or not group.rank}
-        own = self.named_parameters().items()
-        return [p for name, p in own if name in first or name not in self.shared]
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        """Return the whole gradients by name, on every rank and on the host, before the step."""
-        return self.whole({name: gradient(p) for name, p in self.named_parameters().items()})
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the weights of the whole model, on every rank and on the host, by name."""
-        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+        named, shared = self.named_parameters(), self.shared
+        return [p for name, p in named.items() if name not in shared or not shared[name].rank]
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return copies of whole arrays on the host, given what this rank has of parameters."""
-        mine = {name: host_copy(array) for name, array in own.items()}
-        return from_holders(mine, self.shapes, self.group)
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy the whole model's arrays, the same on every rank, into this rank's layers."""
-        load_own(self.model, state, self.shapes, self.check_group)
+        return from_holders(super().whole(own), self.shapes, self.group)
 
     def take_shared_gradients(self) -> dict[str, Array | None]:
         """Set the gradients of earlier batches aside: they have been summed already."""
         taken = {}
-        for name, group in self.shared.items():
-            if group is not None:
-                p = self.named_parameters()[name]
-                taken[name] = None if p.grad is None else p.grad.copy()
-                p.grad = None
+        for name in self.shared:
+            p = self.named_parameters()[name]
+            taken[name] = None if p.grad is None else p.grad.copy()
+            p.grad = None
         return taken
 
     def sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
         """Sum over the ranks what this batch has left; add what was set aside."""
         for name, earlier in before.items():
             p, group = self.named_parameters()[name], self.shared[name]
-            assert group is not None
             sum_gradients([p], group)
             p.grad = p.grad if earlier is None else earlier + p.grad

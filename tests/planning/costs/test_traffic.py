@@ -49,7 +49,7 @@ def measured(group, plan, tied=False, experts=0, vocab=V):
     )
     hybrid.backward(Batch(*[np.zeros((B, T), int)] * 2))
     hybrid.step(optim.SGD(hybrid.parameters(), lr=0.0))
-    shared = [g for g in hybrid.pipeline.shared.values() if g is not None]
+    shared = list(hybrid.pipeline.shared.values())
     axes = {"pp": [mesh.pp, *shared], "tp": [mesh.tp, hybrid.tp_sums], "cp": [hybrid.cp]}
     axes["ep"] = [hybrid.expert_group]
     others = {group for groups in axes.values() for group in groups}

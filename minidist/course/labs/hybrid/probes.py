@@ -89,7 +89,7 @@ def pipeline(group, N, config, state, tokens, targets, m, batches, options):
     made = Pipeline(transformer(config, state), group, micro_batches=m, **options)
     for _ in range(batches):
         made.backward(Batch(tokens, targets))
-    shared = [g.ledger.total for g in made.shared.values() if g is not None]
+    shared = [g.ledger.total for g in made.shared.values()]
     return gradients(made.named_parameters()) | {"bytes in shared groups": sum(shared)}
 
 
@@ -120,6 +120,7 @@ class OnMesh(Hybrid):
         model, pp = split(model, axes["tp"]), axes["pp"]
         own = nn.Sequential([model.layers[k] for k in layers[at[1]]])
         groups = {name: pp.split(0 if at[1] in ranks else None) for name, ranks in shared.items()}
+        groups = {name: group for name, group in groups.items() if group is not None}
         self.pipeline, self.replicas = OwnLayers(own, pp, groups), axes["dp"]
         self.tp_sums = axes["tp"]
         self.cp = self.expert_group = group.split(group.rank)
