@@ -32,10 +32,10 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
 def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(table, "mpiexec", lambda: "/bin/mpiexec")
-    answer = table.mpi_peer(2, "bare")()
+    answer = table.peer("mpi4py", "bare", ranks=2)()
     assert answer.startswith("mpi4py not found")
-    assert table.torch_peer("gloo", "2")().startswith("PyTorch is not installed")
-    assert table.jax_peer("{}")() == "JAX is not installed: pip install jax"
+    assert table.peer("torch", "gloo", "2")().startswith("PyTorch is not installed")
+    assert table.peer("jax", "{}")() == "JAX is not installed: pip install jax"
     row = Rounds([{"ours": {"x": 1.0}, "MPICH": answer}]).row("label", "x", "MPICH", 0.5, note="a")
     assert row["ratio"] is None and row["note"] == f"a; {answer}"
     words = line(row).split()
@@ -47,7 +47,7 @@ def test_a_pipeline_is_held_against_one_process_two_cores_and_its_peer_round_by_
     names = pipelines.ONE.format(4), pipelines.BOTH.format(4), "gpipe, m = 4, weights last"
     ours = [dict(zip(names, seconds, strict=True)) for seconds in ((8, 10, 5), (16, 20, 10))]
     found = Rounds({"ours": times, "PyTorch": peer} for times in ours)
-    row = pipelines.compared(found, "gpipe", 4, ", weights last")
+    row = pipelines.compared(found, names[-1])
     assert row["name"] == names[-1] and row["note"].startswith("speed-up 1.60, at least 1.09")
     assert (row["ratio"] == 0.75) == (row["note"] == "speed-up 1.60, at least 1.09")
     assert (row["ratio"] is None) == row["note"].endswith("; PyTorch is not installed")

@@ -21,7 +21,7 @@ PEERS = ["PyTorch", "torch.compile", "JAX"]
 def measured(monkeypatch):
     """Return the rows of a small Transformer and of a chain, whose peers say 1 s to everything."""
 
-    def peer(*work, **_):
+    def peer(package, *work, **_):
         works = json.loads(work[-1])
         asked.append(works)
         return lambda: dict.fromkeys(works, 1.0)
@@ -29,8 +29,7 @@ def measured(monkeypatch):
     asked = []
     works = {"words": ("transformer_step", SMALL), "ops": ("chain_step", {"operations": 10})}
     monkeypatch.setattr(steps, "STEPS", works)
-    monkeypatch.setattr(steps, "torch_peer", peer)
-    monkeypatch.setattr(steps, "jax_peer", peer)
+    monkeypatch.setattr(steps, "peer", peer)
     monkeypatch.setattr(table, "SETTLE", 0)
     monkeypatch.setattr(
         table, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 5)
@@ -97,9 +96,9 @@ def test_a_peer_that_compiles_has_longer(monkeypatch):
     waits = [
         peer.patience
         for peer in (
-            table.torch_peer("steps"),
-            table.torch_peer("steps", compiles=True),
-            table.jax_peer("{}"),
+            table.peer("torch", "steps"),
+            table.peer("torch", "steps", compiles=True),
+            table.peer("jax", "{}", compiles=True),
         )
     ]
     assert waits == [1, table.COMPILING, table.COMPILING]

@@ -12,7 +12,7 @@ from minidist.verify.mistakes.register import mistakes
 def row(mistake, strategy, case=0, size=4):
     """Return a case's row, whose first word names the case."""
     entry = find(strategy)
-    return page.row_of(mistake, entry, entry.cases(size)[case], size, {}, True)
+    return page.row_of(mistake, entry, entry.cases(size)[case], size)
 
 
 def test_every_mistake_whose_family_has_strategies_can_be_asked():
@@ -66,7 +66,7 @@ def test_losses_that_differ_from_run_to_run_are_not_compared():
 
 def test_a_run_that_does_not_end_is_the_last_row_with_the_packages_table(monkeypatch):
     monkeypatch.setitem(FAMILIES, "pipeline", (["gpipe"], []))
-    (found,) = page.rows_of("lost_tag", {})  # of several cases
+    (found,) = page.rows_of("lost_tag")  # of several cases
     assert found["seen"] == ["it ends"]
     assert found["error"].startswith("Deadlock: every rank waits:\n  rank 0: waits in recv(")
 

@@ -11,19 +11,20 @@ import numpy as np
 
 from minidist import Cluster, Tensor, nn, optim
 from minidist.comm import Group
+from minidist.data_parallel.replicated import BucketedDataParallel
 from minidist.data_parallel.zero import Zero
 from minidist.expert_parallel import keep_own_experts
-from minidist.observe.bench.steps import data_parallel_step, training_step
+from minidist.nn.datasets import Batch
+from minidist.observe.bench.steps import trainer_step, training_step
 from minidist.observe.bench.table import (
     Step,
     Times,
     Works,
     middle,
-    mpi_peer,
+    peer,
     rounds_of,
     slowest,
     times_of,
-    torch_peer,
 )
 from minidist.observe.step_parts import there_and_back
 from minidist.rng import generator
@@ -52,8 +53,8 @@ def communication(size: int, rounds: int) -> Iterator[dict]:
         contest = rounds_of(
             rounds,
             ours=lambda: ranks.run(all_reduces)[0] | ranks.run(messages)[0],
-            MPICH=mpi_peer(size, "bare"),
-            gloo=torch_peer("gloo", str(size)),
+            MPICH=peer("mpi4py", "bare", ranks=size),
+            gloo=peer("torch", "gloo", str(size)),
         )
     for name in SIZES:
         label = f"all_reduce {name}, {size} ranks"
@@ -72,7 +73,7 @@ def journeys(size: int, rounds: int) -> dict:
     with Cluster(size) as ranks:
 
         def times(way: str) -> Times:
-            return slowest(times for times, _ in ranks.run(experts_step, way, 11))
+            return slowest([times for times, _ in ranks.run(experts_step, way, 11)])
 
         contest = rounds_of(rounds, ours=lambda: times("positions"), rows=lambda: times("rows"))
         sent = {
@@ -161,27 +162,17 @@ def mlp_steps(group: Group, *ways: str) -> Times:
     """
 
     def step_of(way: str) -> Step:
-        model = nn.MLP(WIDTHS)
-        model.flatten(group.empty)
-
-        def loss():
-            return nn.cross_entropy(model(x), y, BATCH)
-
+        model = nn.MLP(WIDTHS).flatten(group.empty)
         if way == "alone":
-            return training_step(loss, optim.SGD(model.parameters(), lr=1e-3))
-        if way != "zero_1":
-            return data_parallel_step(group, model, loss, partial(getattr(optim, way), lr=1e-3))
-        sharded = Zero(model, group, 1)
-        optimizer = optim.AdamW(sharded.parameters(), lr=1e-3)
+            a, b = x[: BATCH // group.size], y[: BATCH // group.size]
+            optimizer = optim.SGD(model.parameters(), lr=1e-3)
+            return training_step(lambda: nn.cross_entropy(model(a), b, BATCH), optimizer)
+        if way == "zero_1":
+            return trainer_step(Zero(model, group, 1), partial(optim.AdamW, lr=1e-3), Batch(x, y))
+        one_bucket = BucketedDataParallel(model, group, cap=1 << 30)
+        return trainer_step(one_bucket, partial(getattr(optim, way), lr=1e-3), Batch(x, y))
 
-        def step() -> None:
-            sharded.accumulate(loss())
-            sharded.step(optimizer)
-
-        return step
-
-    x = np.ones((BATCH // group.size, WIDTHS[0]), np.float32)
-    y = np.zeros(len(x), int)
+    x, y = np.ones((BATCH, WIDTHS[0]), np.float32), np.zeros(BATCH, int)
     return times_of({way: partial(step_of, way) for way in ways}, group.barrier, 15)
 
 
@@ -196,7 +187,7 @@ def data_parallel(rounds: int) -> Iterator[dict]:
             whole=lambda: one.run(mlp_steps, "alone")[0],
             ours=lambda: slowest(two.run(mlp_steps, "alone", "SGD", "zero_1")),
             plain=lambda: slowest(two.run(mlp_steps, "AdamW")),
-            DDP=torch_peer("ddp", "2"),
+            DDP=peer("torch", "ddp", "2"),
         )
     whole = contest.seconds("whole", "alone")
     speed_up, most = (whole / contest.seconds("ours", way) for way in ("SGD", "alone"))

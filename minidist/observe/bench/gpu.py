@@ -26,11 +26,11 @@ from minidist.observe.bench.table import (
     Step,
     Times,
     middle,
+    peer,
     remark,
     rounds_of,
     slowest,
     times_of,
-    torch_peer,
 )
 
 TITLE = "one GPU"
@@ -52,7 +52,7 @@ def measured(rounds: int, sizes: dict[str, int]) -> Iterator[dict]:
     contest = rounds_of(
         rounds,
         ours=lambda: run(our_times, 1, works, device="gpu")[0],
-        PyTorch=torch_peer("steps", "cuda", json.dumps(works)),
+        PyTorch=peer("torch", "steps", "cuda", json.dumps(works)),
     )
     for name in works:
         rate = 2e-12 * sizes["product"] ** 3 / middle(contest.seconds("ours", name))

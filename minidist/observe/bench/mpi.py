@@ -13,7 +13,7 @@ Rank 0 prints one JSON object: {workload: seconds}. Of our steps, the slowest ra
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
@@ -22,15 +22,17 @@ import numpy as np
 from minidist import Cluster, nn, optim
 from minidist.comm import Group
 from minidist.comm.mpi.library import is_first, load, processes
+from minidist.data_parallel.replicated import BucketedDataParallel
 from minidist.errors import WrongInput
+from minidist.nn.datasets import Batch
 from minidist.observe.bench.comm import EIGHT, all_reduces, nothing, times_of_sizes
-from minidist.observe.bench.steps import data_parallel_step, training_step
+from minidist.observe.bench.steps import trainer_step
 from minidist.observe.bench.table import (
     Rounds,
     Step,
     Times,
-    mpi_command,
-    mpi_peer,
+    command,
+    peer,
     printed_by,
     rounds_of,
     slowest,
@@ -38,8 +40,8 @@ from minidist.observe.bench.table import (
     why_no_mpi,
 )
 from minidist.observe.step_parts import there_and_back
-from minidist.tensor_parallel import ParallelTransformer
-from minidist.tensor_parallel.vocab_parallel import cross_entropy
+from minidist.parallel.trainer import Trainer
+from minidist.tensor_parallel import TensorParallel
 
 TITLE = "float32"
 VOCAB, WIDTH, HEADS, DEPTH, CONTEXT, BATCH = 65, 128, 4, 4, 64, 16
@@ -52,10 +54,10 @@ def rows(rounds: int = 3, ranks: int = 2) -> Iterator[dict]:
     with Cluster(ranks) as others:
         contest = rounds_of(
             rounds,
-            ours=lambda: printed_by(mpi_command(ranks, "transport")),
-            bare=mpi_peer(ranks, "bare"),
+            ours=lambda: printed_by(command("mpi4py", "transport", ranks=ranks)),
+            bare=peer("mpi4py", "bare", ranks=ranks),
             process=lambda: slowest(others.run(training_steps)),
-            NuMPItron=mpi_peer(ranks, "numpitron", package="numpitron"),
+            NuMPItron=peer("numpitron", "numpitron", ranks=ranks),
         )
     yield from compared(contest, ranks)
 
@@ -76,8 +78,8 @@ def compared(contest: Rounds, ranks: int) -> Iterator[dict]:
     for way in product(("1 MB", "16 MB"), ("", ", new array")):
         name = "".join(way)
         yield contest.row(f"all_reduce {name}, {ranks} ranks", name, "bare", 1.1)
-    for (peer, limit), name in product((("process", 1.1), ("NuMPItron", 0.3)), STEPS):
-        yield contest.row(f"step, {name}, {ranks} ranks", name, peer, limit)
+    for (other, limit), name in product((("process", 1.1), ("NuMPItron", 0.3)), STEPS):
+        yield contest.row(f"step, {name}, {ranks} ranks", name, other, limit)
 
 
 def transport() -> Times:
@@ -87,11 +89,8 @@ def transport() -> Times:
 
 
 def training_steps(group: Group) -> Times:
-    return times_of({name: partial(make, group) for name, make in STEPS.items()}, group.barrier)
-
-
-def transformer() -> nn.Transformer:
-    return nn.Transformer(VOCAB, WIDTH, HEADS, DEPTH, CONTEXT, tied=True)
+    works = {name: partial(step_of, group, trainer) for name, trainer in STEPS.items()}
+    return times_of(works, group.barrier)
 
 
 def batch() -> np.ndarray:
@@ -99,27 +98,16 @@ def batch() -> np.ndarray:
     return np.random.default_rng(0).integers(0, VOCAB, (2, BATCH, CONTEXT))
 
 
-def data_parallel(group: Group) -> Step:
-    """Return a step of the Transformer whose batch is split over this group's ranks."""
-    model = transformer()
-    model.flatten(group.empty)
-    x, y = batch()[:, group.rank :: group.size]
-
-    def loss():
-        return nn.cross_entropy(model(x), y, BATCH * CONTEXT)
-
-    return data_parallel_step(group, model, loss, partial(optim.Adam, lr=1e-4))
+STEPS: dict[str, Callable[[nn.Module, Group], Trainer]] = {
+    "data parallel": partial(BucketedDataParallel, cap=1 << 30),
+    "tensor parallel": TensorParallel,
+}
 
 
-def tensor_parallel(group: Group) -> Step:
-    """Return a step of the Transformer whose matrices are split over this group's ranks."""
-    model = ParallelTransformer(transformer(), group).flatten(group.empty)
-    x, y = batch()
-    optimizer = optim.Adam(model.parameters(), lr=1e-4)
-    return training_step(lambda: cross_entropy(model(x), y, group=group, vocab=VOCAB), optimizer)
-
-
-STEPS = {"data parallel": data_parallel, "tensor parallel": tensor_parallel}
+def step_of(group: Group, trainer: Callable[[nn.Module, Group], Trainer]) -> Step:
+    """Return a step of the Transformer under a Trainer."""
+    model = nn.Transformer(VOCAB, WIDTH, HEADS, DEPTH, CONTEXT, tied=True).flatten(group.empty)
+    return trainer_step(trainer(model, group), partial(optim.Adam, lr=1e-4), Batch(*batch()))
 
 
 def bare() -> Times:

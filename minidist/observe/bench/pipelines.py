@@ -21,10 +21,10 @@ from minidist.observe.bench.table import (
     Step,
     Times,
     middle,
+    peer,
     rounds_of,
     slowest,
     times_of,
-    torch_peer,
 )
 from minidist.pipeline_parallel import Pipeline
 
@@ -32,7 +32,10 @@ TITLE = "two ranks, float32"
 WIDTH, LAYERS, BATCH = 1024, 8, 256
 MICRO_BATCHES = (4, 8)
 PEERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-WAYS = tuple(product(PEERS, ("", ", weights last")))
+WAYS = {  # {name of the row: schedule, m, whether weights are last}
+    f"{schedule}, m = {m}{', weights last' if last else ''}": (schedule, m, last)
+    for m, schedule, last in product(MICRO_BATCHES, PEERS, (False, True))
+}
 WHOLE, ONE, BOTH = (
     "one process, whole batch",
     "one process, m = {}",
@@ -46,36 +49,37 @@ def rows(rounds: int = 3) -> Iterator[dict]:
         contest = rounds_of(
             rounds,
             ours=lambda: one.run(on_one)[0] | slowest(two.run(on_two)),
-            PyTorch=torch_peer("pipelines", "2"),
+            PyTorch=peer("torch", "pipelines", "2"),
         )
     yield contest.row(WHOLE, WHOLE)
     for m in MICRO_BATCHES:
         for name in (ONE.format(m), BOTH.format(m)):
             yield contest.row(name, name)
-        for schedule, last in WAYS:
-            yield compared(contest, schedule, m, last)
+        yield from (compared(contest, name) for name, way in WAYS.items() if m in way)
 
 
-def compared(contest: Rounds, schedule: str, m: int, last: str) -> dict:
+def compared(contest: Rounds, name: str) -> dict:
     """Compare a pipeline with one process, with what two cores can give, and with its peer."""
-    theirs = f"{schedule}, m = {m}"
-    one, both = (contest.seconds("ours", name.format(m)) for name in (ONE, BOTH))
-    speed_up = middle(one / contest.seconds("ours", theirs + last))
+    schedule, m, _ = WAYS[name]
+    one, both = (contest.seconds("ours", alone.format(m)) for alone in (ONE, BOTH))
+    speed_up = middle(one / contest.seconds("ours", name))
     least = 0.85 * 2 * m / (m + 1) * middle(one / both)
     note = f"speed-up {speed_up:.2f}, at least {least:.2f}"
-    return contest.row(theirs + last, theirs + last, "PyTorch", theirs=theirs, note=note)
+    return contest.row(name, name, "PyTorch", theirs=f"{schedule}, m = {m}", note=note)
 
 
 def on_one(group: Group) -> Times:
-    works = {ONE.format(m): partial(step_of, group, m) for m in MICRO_BATCHES}
-    return times_of({WHOLE: partial(step_of, group, 1)} | works, group.barrier)
+    return timed(group, {WHOLE: (None, 1)} | {ONE.format(m): (None, m) for m in MICRO_BATCHES})
 
 
 def on_two(group: Group) -> Times:
-    works = {BOTH.format(m): partial(step_of, group, m) for m in MICRO_BATCHES}
-    for m, (schedule, last) in product(MICRO_BATCHES, WAYS):
-        works[f"{schedule}, m = {m}{last}"] = partial(step_of, group, m, schedule, bool(last))
-    return times_of(works, group.barrier)
+    return timed(group, {BOTH.format(m): (None, m) for m in MICRO_BATCHES} | WAYS)
+
+
+def timed(group: Group, works: dict[str, tuple]) -> Times:
+    return times_of(
+        {name: partial(step_of, group, *way) for name, way in works.items()}, group.barrier
+    )
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +88,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
     return random.standard_normal((BATCH, WIDTH), np.float32), random.integers(0, WIDTH, BATCH)
 
 
-def step_of(group: Group, m: int, schedule: str | None = None, weights_last=False) -> Step:
+def step_of(group: Group, schedule: str | None, m: int, weights_last=False) -> Step:
     """Return a step of m micro-batches: through a pipeline, or all in this process."""
     model, whole = nn.MLP([WIDTH] * (LAYERS + 1)), Batch(*batch())
 

@@ -17,7 +17,6 @@ import re
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,19 +29,18 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.backend import keep_freed_memory, matmul, to_device
-from minidist.comm import Group
-from minidist.data_parallel.bucketed import Bucketed
+from minidist.nn.datasets import Batch
 from minidist.observe.bench.table import (
     Rounds,
     Step,
     Works,
-    jax_peer,
+    peer,
     remark,
     rounds_of,
     times_of,
-    torch_peer,
 )
 from minidist.observe.step_parts import ProcessClock, products_of, replay
+from minidist.parallel.trainer import Trainer
 
 Work = tuple[str, dict[str, Any]]  # the arguments are as different as the workloads
 
@@ -99,28 +97,26 @@ def makers(
     }
 
 
-def training_step(
-    loss: Callable[[], Any],
-    optimizer: Any,
-    around: Callable[[], AbstractContextManager] = nullcontext,
-) -> Step:
-    """Return a step of any library; `around` is entered for forward and backward."""
+def training_step(loss: Callable[[], Any], optimizer: Any) -> Step:
+    """Return a step of any library."""
 
     def step() -> None:
-        with around():
-            loss().backward()
+        loss().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def data_parallel_step(
-    group: Group, model: nn.Module, loss: Callable[[], Tensor], rule: Callable
-) -> Step:
-    """Return a step whose gradients are summed over the ranks in one bucket."""
-    reducer = Bucketed(model, group, cap=1 << 30)
-    return training_step(loss, rule(model.parameters()), reducer.reduce)
+def trainer_step(trainer: Trainer, rule: Callable, batch: Batch) -> Step:
+    """Return a step on a batch that every rank has."""
+    optimizer = rule(trainer.parameters())
+
+    def step() -> None:
+        trainer.backward(batch)
+        trainer.step(optimizer)
+
+    return step
 
 
 def mlp_step(widths=(784, 512, 512, 10), rows=128, device="cpu") -> Step:
@@ -203,11 +199,15 @@ def rows(rounds: int = 5) -> Iterator[dict]:
     keep_freed_memory()
     works = makers(sys.modules[__name__], STEPS)
     ours = partial(times_of, with_products(works), clock=ProcessClock)
-    compiled = json.dumps(works_of("torch.compile", compiled=True))
+    eager, compiled, jax = (
+        json.dumps(works_of("PyTorch")),
+        json.dumps(works_of("torch.compile", compiled=True)),
+        json.dumps(works_of("JAX")),
+    )
     peers = {
-        "PyTorch": torch_peer("steps", "cpu", json.dumps(works_of("PyTorch"))),
-        "torch.compile": torch_peer("steps", "cpu", compiled, compiles=True),
-        "JAX": jax_peer(json.dumps(works_of("JAX"))),
+        "PyTorch": peer("torch", "steps", "cpu", eager),
+        "torch.compile": peer("torch", "steps", "cpu", compiled, compiles=True),
+        "JAX": peer("jax", jax, compiles=True),
     }
     contest = rounds_of(rounds, ours=ours, **peers)
     for name, (function, _) in STEPS.items():

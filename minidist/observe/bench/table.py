@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 
 import numpy as np
@@ -53,10 +53,9 @@ def times_of(
         }
 
 
-def slowest(ranks: Iterable[Times]) -> Times:
+def slowest(ranks: list[Times]) -> Times:
     """Return each workload's longest time over the ranks."""
-    first, *others = ranks
-    return {name: max([first[name], *(times[name] for times in others)]) for name in first}
+    return {name: max(times[name] for times in ranks) for name in ranks[0]}
 
 
 class Rounds(list[Mapping[str, Answer]]):
@@ -142,35 +141,33 @@ class Peer:
         return self.reason
 
 
-def torch_peer(*work: str, compiles: bool = False) -> Peer:
-    """Return the peer that runs this work of `torch_peers.py`; whether it compiles it first."""
-    installed = importlib.util.find_spec("torch") is not None
-    missing = None if installed else "PyTorch is not installed: pip install 'minidist[bench]'"
-    command = [sys.executable, "-m", "minidist.observe.bench.torch_peers", *work]
-    return Peer(command, missing, COMPILING if compiles else 1)
+MISSING = {
+    "torch": "PyTorch is not installed: pip install 'minidist[bench]'",
+    "jax": "JAX is not installed: pip install jax",
+    "numpitron": "numpitron is not installed: see minidist/observe/bench/README.md",
+}
 
 
-def jax_peer(works: str) -> Peer:
-    """Return the peer that runs these workloads of `jax_peers.py`."""
-    installed = importlib.util.find_spec("jax") is not None
-    missing = None if installed else "JAX is not installed: pip install jax"
-    return Peer(
-        [sys.executable, "-m", "minidist.observe.bench.jax_peers", works], missing, COMPILING
-    )
+def peer(package: str, *work: str, ranks: int = 0, compiles: bool = False) -> Peer:
+    """Return the peer that runs this work of a package, in the file of that package.
+
+    ranks     of mpiexec
+    compiles  whether it compiles its work first
+    """
+    reason = why_no_mpi() if ranks else None
+    if reason is None and importlib.util.find_spec(package) is None:
+        reason = MISSING[package]
+    return Peer(command(package, *work, ranks=ranks), reason, COMPILING if compiles else 1)
 
 
-def mpi_peer(size: int, work: str, package: str = "mpi4py") -> Peer:
-    """Return the peer that runs this work of `mpi.py`, which needs a package."""
-    missing = why_no_mpi()
-    if missing is None and importlib.util.find_spec(package) is None:
-        missing = f"{package} is not installed: see minidist/observe/bench/README.md"
-    return Peer(mpi_command(size, work), missing)
-
-
-def mpi_command(size: int, work: str) -> list[str]:
-    """Return the command that runs this work of `mpi.py` on ranks of MPI."""
-    python = [sys.executable, "-m", "mpi4py", "-m", "minidist.observe.bench.mpi", work]
-    return [mpiexec() or "mpiexec", "-n", str(size), *python]  # an exception ends all ranks
+def command(package: str, *work: str, ranks: int = 0) -> list[str]:
+    """Return the command that runs this work of a file here, on ranks of MPI if there are any."""
+    file = {"torch": "torch_peers", "jax": "jax_peers"}.get(package, "mpi")
+    python = ["-m", f"minidist.observe.bench.{file}", *work]
+    if not ranks:
+        return [sys.executable, *python]
+    launcher = [mpiexec() or "mpiexec", "-n", str(ranks), sys.executable]
+    return [*launcher, "-m", "mpi4py", *python]  # an exception ends all ranks
 
 
 def mpiexec() -> str | None:

@@ -38,14 +38,12 @@ WORDS = "title", "seen", "symptom", "family", "diagnosis"
 LIMIT = 180.0  # seconds for a mistake
 LOST = "the process of these ranks has ended without an answer"
 HOME = PACKAGE.parent
-Right = dict[tuple[str, str, int], tuple[list, int]]
 
 
 def chosen() -> dict[str, Mistake]:
     """Return the mistakes of families that have strategies, in the order of families."""
-    order = [family for family, (strategies, _) in FAMILIES.items() if strategies]
-    found = [m for m in mistakes().values() if m.family in order]
-    return {m.name: m for m in sorted(found, key=lambda m: order.index(m.family))}
+    families = [family for family, (strategies, _) in FAMILIES.items() if strategies]
+    return {m.name: m for family in families for m in mistakes().values() if m.family == family}
 
 
 def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, list]:
@@ -55,36 +53,32 @@ def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, l
     return outcomes, [outcome.losses for outcome in outcomes]
 
 
-def expected(entry: Strategy, case: Case, size: int, right: Right) -> tuple[list, int]:
-    """Return every rank's losses, [] if two runs differ, and the bytes of all ranks."""
-    key = entry.name, case.name, size
-    if key not in right:
-        (outcomes, first), (_, again) = run(entry, case, size), run(entry, case, size)
-        sent = sum(outcome.bytes for outcome in outcomes)
-        right[key] = (first if same(first, again) else [], sent)
-    return right[key]
+@cache
+def expected(strategy: str, name: str, size: int) -> tuple[list, int]:
+    """Return the losses of a case's right ranks, [] if two runs differ, and the bytes of all."""
+    entry = equivalence.find(strategy)
+    case = next(case for case in entry.cases(size) if case.name == name)
+    (outcomes, losses), (_, again) = run(entry, case, size), run(entry, case, size)
+    return losses if same(losses, again) else [], sum(outcome.bytes for outcome in outcomes)
 
 
-def row_of(name: str, entry: Strategy, case: Case, size: int, right: Right, explain: bool) -> dict:
+def row_of(name: str, entry: Strategy, case: Case, size: int, explain: bool = True) -> dict:
     """Return the row of a case; with the worst gradients and a cause if it is to explain."""
     row = {"strategy": entry.name, "case": case.name, "ranks": size, "error": ""}
-    losses, right_bytes = expected(entry, case, size, right)
+    right, right_bytes = expected(entry.name, case.name, size)
     try:
-        outcomes, own = run(entry, case, size, name)
+        outcomes, losses = run(entry, case, size, name)
     except CommError as error:
         return row | {"error": ended(error), "seen": ["it ends"]}
-    got, promise = (
-        [outcome.gradients for outcome in outcomes],
-        equivalence.promise_of(entry, case, outcomes),
-    )
+    promise = equivalence.promise_of(entry, case, outcomes)
+    got, moved = [one.gradients for one in outcomes], sum(one.bytes for one in outcomes)
     each = by_parameter(got, promise.want, promise.bound).values()
     worst = sorted([one for one in each if not one.ok], key=lambda one: -one.error)
-    moved = sum(one.bytes for one in outcomes)
     agree = all(one.ok for one in by_parameter(got, got[0]).values())
-    loss = same(own, losses) if any(losses) else None
-    checks = {"losses": loss is False, "gradients": worst, "ranks agree": not agree}
+    as_right = same(losses, right) if any(right) else None
+    checks = {"losses": as_right is False, "gradients": worst, "ranks agree": not agree}
     checks["bytes"] = moved != right_bytes
-    row |= {"wrong": len(worst), "all": len(each), "agree": agree, "losses": loss}
+    row |= {"wrong": len(worst), "all": len(each), "agree": agree, "losses": as_right}
     row |= {"bytes": [moved, right_bytes], "seen": [check for check, red in checks.items() if red]}
     if worst and explain:
         row["worst"] = [factor(one, got[one.rank], promise.want) for one in worst[:8]]
@@ -93,14 +87,14 @@ def row_of(name: str, entry: Strategy, case: Case, size: int, right: Right, expl
     return row
 
 
-def rows_of(name: str, right: Right, size: int | None = None) -> Iterator[dict]:
+def rows_of(name: str, size: int | None = None) -> Iterator[dict]:
     """Yield the rows of the strategies of a mistake's family, on up to 4 ranks or on `size`."""
     for entry in map(equivalence.find, FAMILIES[chosen()[name].family][0]):
         ranks, explain = size or entry.most_ranks, True
         if ranks not in entry.ranks:
             continue
         for case in entry.cases(ranks):
-            yield (row := row_of(name, entry, case, ranks, right, explain))
+            yield (row := row_of(name, entry, case, ranks, explain))
             explain = explain and "worst" not in row
             if row["error"].startswith("Deadlock"):  # the next ones would take as long
                 break
@@ -129,11 +123,11 @@ def factor(one: Comparison, got: dict, want: dict) -> dict:
     return row | {"error": float(f"{one.error:.3g}"), "factor": middle}
 
 
-def judged(name: str, right: Right) -> dict:
+def judged(name: str) -> dict:
     """Return a mistake's answer. Where all checks pass on 4 ranks, 2 ranks are tried, too."""
-    rows = list(rows_of(name, right))
+    rows = list(rows_of(name))
     if not any(row["seen"] for row in rows):
-        fewer = list(rows_of(name, right, 2))
+        fewer = list(rows_of(name, 2))
         rows = fewer if any(row["seen"] for row in fewer) else rows
     return described(name, rows)
 
@@ -224,6 +218,5 @@ def as_text(answer: dict) -> str:
 
 
 if __name__ == "__main__":
-    found: Right = {}
-    for each in sys.argv[1:]:
-        print(json.dumps(judged(each, found)), flush=True)
+    for name in sys.argv[1:]:
+        print(json.dumps(judged(name)), flush=True)

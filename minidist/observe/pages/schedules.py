@@ -1,10 +1,8 @@
 """Schedules: choose one or write one, and see it judged, simulated, drawn and proved.
 
-    answer(schedule="1f1b", p=4, m=8)      -> {"drawing": {"makespan": 33.0, "rows": ...}, ...}
-    answer(text="rank 0 F0 B0 B0")         -> {"fault": {"message": ..., "rank": 0, "at": 2}, ...}
-    answer(puzzles="yes")                  -> {"puzzles": ...}, from puzzles.toml
-
-Times are simulated as whole numbers, `scale` of which are one unit: exact, and faster.
+answer(schedule="1f1b", p=4, m=8)      -> {"drawing": {"makespan": 33.0, "rows": ...}, ...}
+answer(text="rank 0 F0 B0 B0")         -> {"fault": {"message": ..., "rank": 0, "at": 2}, ...}
+answer(puzzles="yes")                  -> {"puzzles": ...}, from puzzles.toml
 """
 
 import tomllib
@@ -13,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from math import lcm
 from pathlib import Path
 
 from minidist.cli.options import exact_time, exact_times
@@ -21,9 +18,15 @@ from minidist.errors import WrongInput, check_name, check_number
 from minidist.events import Event, EventLog
 from minidist.observe import timeline
 from minidist.observe.pages.written import MOST_ACTIONS, text_of
-from minidist.pipeline_parallel import actions, programs, read, schedules, validate
+from minidist.pipeline_parallel import (
+    actions,
+    add_communication,
+    programs,
+    read,
+    schedules,
+    validate,
+)
 from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.communication import transfers_of
 from minidist.pipeline_parallel.symbols import certificate
 from minidist.pipeline_parallel.text import as_text as program_text
 from minidist.planning.clock import Time, divided
@@ -145,33 +148,22 @@ def _fault(error: ValueError) -> dict:
 
 def _drawing(made: Programs, asked: dict) -> dict:
     """Return what is drawn of valid programs, and the numbers."""
-    scale, whole = _in_whole_numbers(made, _durations(asked))
-    simulation, limit = simulate(made, **whole), _number(asked["limit"])
+    simulation, limit = simulate(made, **_durations(asked)), _number(asked["limit"])
     peaks, clocks = simulation.peak_stash, simulation.moments
     return {
-        "rows": _rows(made, clocks, scale),
-        "makespan": simulation.makespan / scale,
-        "span": simulation.span / scale,
+        "rows": _rows(made, clocks),
+        "makespan": float(simulation.makespan),
+        "span": float(simulation.span),
         "bubble": float(simulation.bubble),
         "span_bubble": float(simulation.span_bubble),
         "peak_stash": [float(peak) for peak in peaks],
-        "stash": [[[t / scale, float(n)] for t, n in row] for row in stash(made, clocks)],
+        "stash": [[[float(t), float(n)] for t, n in row] for row in stash(made, clocks)],
         "over": [r for r, peak in enumerate(peaks) if limit is not None and peak > limit],
         "links": _links(made, _number(asked["size"])),
     }
 
 
-def _in_whole_numbers(made: Programs, given: dict) -> tuple[int, dict]:
-    """Return a scale, and the times multiplied by it: whole numbers, also of a chunk's share."""
-    counts = [len(own) for own in made.placement]
-    lists = {name: t if isinstance(t, tuple) else (t,) for name, t in given.items()}
-    denominators = (t.denominator for row in lists.values() for t in row)
-    scale = lcm(*denominators) * lcm(sum(counts), *counts)
-    scaled = {name: [int(t * scale) for t in row] for name, row in lists.items()}
-    return scale, {name: row if len(row) > 1 else row[0] for name, row in scaled.items()}
-
-
-def _rows(made: Programs, clocks: list[list[Moment]], scale: int) -> list[list[dict]]:
+def _rows(made: Programs, clocks: list[list[Moment]]) -> list[list[dict]]:
     """Return what is drawn of each action."""
     needed = needs(made)
     waited = waits(needed, clocks)
@@ -180,7 +172,7 @@ def _rows(made: Programs, clocks: list[list[Moment]], scale: int) -> list[list[d
     for r, program in enumerate(made):
         for i, (action, (start, end, _)) in enumerate(zip(program, clocks[r], strict=True)):
             row = {"name": str(action), "kind": action.sign, "micro_batch": action.micro_batch}
-            row |= {"chunk": action.chunk, "start": start / scale, "end": end / scale}
+            row |= {"chunk": action.chunk, "start": float(start), "end": float(end)}
             row |= {"needs": needed[r][i], "waited": waited[r][i], "critical": (r, i) in critical}
             rows[r].append(row)
     return rows
@@ -188,10 +180,12 @@ def _rows(made: Programs, clocks: list[list[Moment]], scale: int) -> list[list[d
 
 def _links(made: Programs, size: Time) -> list[dict]:
     """Return the messages from rank to rank, and their bytes."""
-    transfers, sent = transfers_of(made), Counter[tuple]()
-    for r, program in enumerate(made):
-        sends = [send for action in program if (send := transfers(r, action)[1])]
-        sent.update((r, send.peer, type(send)) for send in sends if send.peer != r)
+    sent = Counter[tuple](
+        (r, action.peer, type(action))
+        for r, program in enumerate(add_communication(made))
+        for action in program
+        if isinstance(action, actions.SendActivation | actions.SendGradient) and action.peer != r
+    )
     links = []
     for source, to in sorted({(source, to) for source, to, _ in sent}):
         forth, back = (sent[source, to, kind] for kind in actions.SENDS)
