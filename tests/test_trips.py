@@ -18,7 +18,7 @@ from tests.test_architecture import ROOT
     [
         ("gradient", 350, 12),
         ("pipeline", 2300, 46),
-        ("train", 5900, 95),
+        ("train", 5650, 90),
         ("certificate", 3600, 50),
     ],
 )

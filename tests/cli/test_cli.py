@@ -21,6 +21,7 @@ from minidist import cli, optim
 from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.cli.train import TrainCommand, replay
+from minidist.comm import run
 from minidist.observe import measure_pipeline, style, timeline
 from minidist.observe.bench import steps
 from minidist.observe.bench.table import line
@@ -28,7 +29,7 @@ from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
 from minidist.training.kinds import NUMBERS
 from minidist.training.settings import Settings
-from minidist.verify import equivalence
+from minidist.verify import certificate, equivalence
 from tests.chrome_traces import check_chrome_trace
 from tests.comm.test_cluster import group_gone
 
@@ -438,7 +439,12 @@ def test_without_a_gpu_there_is_one_clear_error(capsys):
 @pytest.mark.gpu
 def test_train_certifies_on_the_device_it_trained_on_and_says_which(capsys, monkeypatch):
     where = []
-    monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
+
+    def noted(*args, device, **options):
+        where.append(device)
+        return run(*args, device=device, **options)
+
+    monkeypatch.setattr(certificate, "run", noted)
     arguments = ["--device", "gpu", "--transport", "thread", "--ranks", "2", *TINY]
     assert main(["train", *arguments]) == 0
     assert "certificate: ok. 2 ranks on gpu against the host, in float64" in capsys.readouterr().out
