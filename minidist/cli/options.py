@@ -8,7 +8,7 @@ class ExploreCommand(Command):
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -46,7 +46,8 @@ def option(
 
 def flag(description: str) -> Any:
     """Return a field of a command: an option without a value."""
-    return field(default=False, metadata={"help": description, "action": "store_true"})
+    how = {"help": description, "action": "store_true", "default": False}
+    return field(default=False, metadata=how)
 
 
 def argument(
@@ -65,10 +66,12 @@ class Command:
 
     EXAMPLES  command lines, the end of the help
     GROUPS    {heading of the help: names of options}; "": no heading, "|": at most one of them
+    asked     {name: value} of the options that are not as by default
     """
 
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
     GROUPS: ClassVar[dict[str, str]] = {}
+    asked: dict[str, Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def options(cls) -> dict[str, dict[str, Any]]:
@@ -95,7 +98,19 @@ class Command:
     @classmethod
     def made_of(cls, given: argparse.Namespace) -> Self:
         """Return the command with the options that were given."""
-        return cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.init})
+        command = cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.init})
+        command.asked = {
+            name: value
+            for name, how in cls.options().items()
+            if (value := getattr(given, name)) != how.get("default")
+        }
+        return command
+
+    def refuse(self, names: Iterable[str], message: str) -> None:
+        """Raise ValueError for the first of these options that was given; {} is its name."""
+        for name in names:
+            if name in self.asked:
+                raise WrongInput(message.format(option_of(name)))
 
     def run(self) -> int:
         """Do it; return the exit status."""

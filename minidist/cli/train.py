@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from itertools import cycle
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,7 +42,7 @@ from minidist.cli.options import (
 from minidist.comm import Group
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
-from minidist.data_parallel.parameter_server import Push, ServerPlan
+from minidist.data_parallel.parameter_server import Push
 from minidist.errors import WrongInput, plural
 from minidist.observe.style import save_loss_curve
 from minidist.observe.timeline import FIGURES, check_path
@@ -53,11 +53,12 @@ from minidist.training.loop import train, warm_up_and_decay
 from minidist.training.servers import (
     Minibatches,
     Served,
+    plan_of,
     rule,
     train_with_servers,
     workers_among,
 )
-from minidist.training.settings import DEFAULTS, OF_MESHES, Settings
+from minidist.training.settings import DEFAULTS, OF_MESHES, OF_SERVERS, Settings
 from minidist.training.setup import description, examples_of
 from minidist.training.translation import translate
 from minidist.verify.certificate import certify
@@ -104,13 +105,6 @@ PRESETS = {  # the names are those in `minidist strategies`, where it has the st
 }
 ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
-SERVER_PLAN = {  # options: fields of ServerPlan
-    "staleness": "staleness",
-    "quorum": "quorum",
-    "push_every": "n_push",
-    "fetch_every": "n_fetch",
-    "sparse": "sparse",
-}
 NOT_WITH_SERVERS = {  # options that a ServerPlan does not know: why they have no meaning there
     "dp": "the workers share every batch; use --ranks",
     "schedule": "no worker has a pipeline",
@@ -130,12 +124,18 @@ NEED_A_FOLDER = {  # options that need a folder of checkpoints, and for what
 
 def mesh_of(ranks: int) -> dict[str, int]:
     """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
-    from minidist.planning.tofu import prime_factors  # here: commands start faster
-
-    sizes = {"dp": 1, "pp": 1, "tp": 1}
-    for axis, factor in zip(cycle(sizes), prime_factors(ranks), strict=False):
-        sizes[axis] *= factor
+    sizes, axes = {"dp": 1, "pp": 1, "tp": 1}, cycle(["dp", "pp", "tp"])
+    while ranks > 1:
+        factor = largest_prime(ranks)
+        sizes[next(axes)] *= factor
+        ranks //= factor
     return sizes
+
+
+def largest_prime(n: int) -> int:
+    """Return the largest prime factor: what is left without the smaller ones."""
+    smallest = next((p for p in range(2, n) if n % p == 0), n)
+    return n if smallest == n else largest_prime(n // smallest)
 
 
 def chosen(name: str, ranks: int, asked: Mapping) -> dict[str, Any]:
@@ -175,7 +175,8 @@ def option_of_setting(setting: Field) -> dict[str, Any]:
             for kind, each in KINDS.items()
             if name in each.defaults
         ]
-        help += f" (default: {default}{''.join(others)})"
+        if default is not None:
+            help += f" (default: {default}{''.join(others)})"
     return how | {"help": help}
 
 
@@ -197,7 +198,7 @@ class TrainCommand(Command):
         "mesh": " ".join(["ranks strategy", *OF_MESHES]),
         "what is shown": "sample log plot",
         "saving": "checkpoint every resume resume_from elastic",
-        "parameter servers": "servers staleness quorum push_every fetch_every sparse replay",
+        "parameter servers": " ".join([*OF_SERVERS, "replay"]),
         "machine": "timeout transport device",
     }
     data: str = option(
@@ -243,25 +244,6 @@ class TrainCommand(Command):
     elastic: bool = flag(
         "when a rank dies, go on from the last checkpoint with the ranks that are left"
     )
-    servers: int | None = option(
-        "ranks, the first ones, that keep the weights for the others", RANKS
-    )
-    staleness: int | None = option(
-        "minibatches that a worker may be ahead of the slowest; 0: synchronous (default: any "
-        "number). With --quorum: updates in a row that a worker may miss",
-        whole(1_000_000, "a run has no more minibatches", least=0),
-        "S",
-    )
-    quorum: int | None = option(
-        "workers that suffice for an update; late gradients stay in their worker's buffer",
-        RANKS,
-        "Q",
-    )
-    push_every: int | None = option("minibatches whose gradients are sent as one", STEPS, "N")
-    fetch_every: int | None = option("minibatches from one pull to the next", STEPS, "N")
-    sparse: bool = flag(
-        "push only rows that are not zero; the servers then use Adagrad, not AdamW",
-    )
     replay: bool = flag(
         "then repeat the run on one rank, from the servers' logs, and compare every bit"
     )
@@ -269,45 +251,32 @@ class TrainCommand(Command):
     transport: str = option(*TRANSPORT)
     device: str = option(DEVICE, default="cpu")
 
-    asked: dict[str, Any] = field(default_factory=dict, init=False)  # settings, and of the data
-
     @classmethod
     def options(cls) -> dict[str, dict[str, Any]]:
         """Return its own options, those of the kinds of data, and the settings."""
-        return super().options() | cls.of_data_and_settings()
-
-    @classmethod
-    def of_data_and_settings(cls) -> dict[str, dict[str, Any]]:
         of_data = {name: dict(how) for kind in KINDS.values() for name, how in kind.options.items()}
-        return of_data | {each.name: option_of_setting(each) for each in fields(Settings)}
+        of_settings = {each.name: option_of_setting(each) for each in fields(Settings)}
+        return super().options() | of_data | of_settings
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         super().add_to(parser)
         parser.usage = "minidist train [options]"
 
-    @classmethod
-    def made_of(cls, given: argparse.Namespace) -> "TrainCommand":
-        """Return the command; `asked` has the options of data and settings that were given."""
-        command = super().made_of(given)
-        values = {name: getattr(given, name) for name in cls.of_data_and_settings()}
-        command.asked = {name: value for name, value in values.items() if value is not None}
-        return command
-
     @np.errstate(all="ignore")  # the error of a loss or a weight that is not finite follows
     def run(self) -> int:
         """Train, show what the model does, certify; return 1 if it is not one device's gradient."""
         check_device(self.device)
-        settings, plan = self.settings_and_plan(self.ranks_without_options())
+        settings = self.settings(self.ranks_without_options())
         keep, data = self.keep(), self.read_data(settings)
         if self.plot is not None:
             check_path(self.plot, "a plot", FIGURES)
         first = first_step(keep, description(data, settings), settings)
         model = model_of(data, settings)
-        state, settings = self.train(settings, data, model, keep, first, plan)
+        state, settings = self.train(settings, data, model, keep, first)
         model.load_state(state)
         print(kind_of(data).outcome(model, data, self.sample, settings.seed), end="")
-        return self.certify(model, data, settings, 0 if plan is None else plan.servers)
+        return self.certify(model, data, settings)
 
     def ranks_without_options(self) -> int:
         """Return the number of ranks if no option says it: 4, or all processes of MPI."""
@@ -318,32 +287,32 @@ class TrainCommand(Command):
             check_several(processes)
         return processes
 
-    def settings_and_plan(self, default: int) -> tuple[Settings, ServerPlan | None]:
-        """Return the settings, by name, by strategy or by default, and the plan of the servers.
+    def settings(self, default: int) -> Settings:
+        """Return the settings, by name, by strategy or by default.
 
         default  ranks, if no number is given
         """
-        asked = {n: v for n, v in vars(self).items() if v is not None and v is not False}
-        asked |= self.asked
-        preset = {}
+        asked = self.asked
         if self.strategy is not None:
-            preset = chosen(self.strategy, self.ranks or default, asked)
-        plan = server_plan(asked, self.servers or preset.get("servers"))
-        asked |= preset
+            asked = asked | chosen(self.strategy, self.ranks or default, asked)
+        if not asked.get("servers"):
+            alone = "{} says how servers are used; add --servers 1"
+            self.refuse([*OF_SERVERS[1:], "replay"], alone)
+        else:
+            for name, why in NOT_WITH_SERVERS.items():
+                words = f"do not go together: {why}; leave one of them out"
+                self.refuse([name], f"--servers and {{}} {words}")
         values = {each.name: asked[each.name] for each in fields(Settings) if each.name in asked}
         dp = data_parallel_ranks(self.ranks, values, default)
-        return Settings(**KINDS[self.data].defaults | values | {"dp": dp}), plan
+        return Settings(**KINDS[self.data].defaults | values | {"dp": dp})
 
     def read_data(self, settings: Settings) -> Data:
         """Return what to learn; ValueError if an option is of other data."""
-        for name, kind in KINDS.items():
-            for asked in kind.options:
-                if name != self.data and asked in self.asked:
-                    raise WrongInput(
-                        f"--{asked} is an option of --data {name}, and --data {self.data} learns "
-                        f"{KINDS[self.data].unit}; leave one of the two out"
-                    )
         kind, before = KINDS[self.data], {}
+        for name, other in KINDS.items():
+            if name != self.data:
+                words = f"is an option of --data {name}, and --data {self.data} learns {kind.unit}"
+                self.refuse(other.options, f"{{}} {words}; leave one of the two out")
         if self.resumes and self.checkpoint is not None:
             saved = Saved.newest(self.checkpoint, self.resume_from)
             before = (description_in(saved) or {}).get("data", {})
@@ -353,8 +322,7 @@ class TrainCommand(Command):
         """Return where to save and what to go on from; ValueError if a folder is missing."""
         if self.checkpoint is None:
             for name, why in NEED_A_FOLDER.items():
-                if getattr(self, name) is not None and getattr(self, name) is not False:
-                    raise WrongInput(f"{option_of(name)} needs --checkpoint FOLDER, {why}")
+                self.refuse([name], f"{{}} needs --checkpoint FOLDER, {why}")
             return None
         if self.elastic and self.transport != "process":
             why = f", not {self.transport}"
@@ -376,34 +344,29 @@ class TrainCommand(Command):
         model: nn.Module,
         keep: Keep | None,
         first: int,
-        plan: ServerPlan | None,
     ) -> tuple[dict, Settings]:
         """Train on the ranks; print the data, the ranks and the losses; return weights and mesh."""
         size = sum(p.size for p in model.parameters() if p.requires_grad)
         kind, N = kind_of(data), settings.ranks
-        layout = mesh_in_words(settings) if plan is None else servers_in_words(plan)
         print(
             f"{kind.description(data)['source']}: {kind.size(data)}; {size:,} parameters\n"
-            f"{plural(N, 'rank')}, {layout} {settings.batch} {kind.unit}",
+            f"{plural(N, 'rank')}, {layout(settings)} {settings.batch} {kind.unit}",
             flush=True,
         )
         begin = time.perf_counter()
         where: dict[str, Any] = {"device": self.device, "timeout": self.timeout}
-        if plan is None and self.elastic and keep is not None:
+        where["transport"] = self.transport
+        if self.elastic and keep is not None:
             losses, state, settings = train_elastic(data, settings, keep, log=self.log, **where)
-        elif plan is None:
-            where["transport"] = self.transport
-            losses, state = run_on_ranks(train, N, data, settings, keep, self.log, **where)[0]
         else:
-            where["transport"] = self.transport
-            kept = self.checkpoint, self.log
-            ranks = run_on_ranks(train_with_servers, N, data, settings, plan, *kept, **where)
-            losses, state = ranks[0].losses, ranks[0].state
+            way = train_with_servers if settings.servers else train
+            ranks = run_on_ranks(way, N, data, settings, keep, self.log, **where)
+            losses, state, *_ = ranks[0]
         seconds = time.perf_counter() - begin
-        if plan is not None:
-            print_servers(ranks, plan)
-            if self.replay:
-                print_replay(ranks, data, settings, plan, where)
+        if settings.servers:
+            print_servers(ranks, settings.servers)
+        if self.replay:
+            print_replay(ranks, data, settings, where)
         mean = sum(losses[-20:]) / len(losses[-20:])
         print(
             f"{plural(len(losses) - first, 'step')} in {seconds:.0f} s: "
@@ -411,16 +374,17 @@ class TrainCommand(Command):
         )
         print(kind.remark(data, mean), end="")
         if self.plot is not None and (self.transport != "mpi" or mpi.is_first()):
-            steps = range(first, len(losses)) if plan is None else ()  # servers have their own rate
+            # Servers have a rate of their own.
+            steps = range(first, 0 if settings.servers else len(losses))
             rates = [settings.lr * warm_up_and_decay(step, settings.steps) for step in steps]
             title = kind.description(data)["source"]
             save_loss_curve(self.plot, losses, rates, kind.target(data), title)
             print(f"loss and learning rate: {self.plot}")
         return state, settings
 
-    def certify(self, model: nn.Module, data: Data, settings: Settings, servers: int) -> int:
+    def certify(self, model: nn.Module, data: Data, settings: Settings) -> int:
         """Print the certificate of the trained weights; return 0 if it is good, else 1."""
-        row = certify(model, data, settings, self.transport, self.device, servers)
+        row = certify(model, data, settings, self.transport, self.device)
         against = "against one device"
         if self.device != "cpu":
             against = f"on {self.device} against the host"
@@ -431,22 +395,6 @@ class TrainCommand(Command):
             f"allowed {BOUND:.0e}"
         )
         return 0 if row["ok"] else 1
-
-
-def server_plan(asked: Mapping, servers: int | None) -> ServerPlan | None:
-    """Return the plan of the options that were given; None without servers."""
-    options = [name for name in (*SERVER_PLAN, "replay") if name in asked]
-    if servers is None:
-        if options:
-            raise WrongInput(f"{option_of(options[0])} says how servers are used; add --servers 1")
-        return None
-    for name, why in NOT_WITH_SERVERS.items():
-        if name in asked:
-            raise WrongInput(
-                f"--servers and {option_of(name)} do not go together: {why}; leave one of them out"
-            )
-    fields = {SERVER_PLAN[name]: asked[name] for name in SERVER_PLAN if name in asked}
-    return ServerPlan(servers, **{"staleness": None} | fields)
 
 
 def data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
@@ -495,8 +443,12 @@ def rate_in_words(before: dict, settings: Settings, first: int) -> list[str]:
     return [f"{by}: the learning rate goes on with {rate:.1e}, after {last:.1e}"]
 
 
-def mesh_in_words(settings: Settings) -> str:
+def layout(settings: Settings) -> str:
     """Return the words between `4 ranks, ` and the size of a batch."""
+    if settings.servers:
+        servers = plan_of(settings).servers  # refused before a rank starts
+        what = "a server" if servers == 1 else "servers"
+        return f"{servers} of them {what}, the others each with a part of every batch of"
     if not settings.on_mesh:
         return "each with its part of every batch of"
     axes = {"data": settings.dp, "pipeline": settings.pp}
@@ -511,14 +463,9 @@ def mesh_in_words(settings: Settings) -> str:
     return ", ".join([*words, "for batches of"])
 
 
-def servers_in_words(plan: ServerPlan) -> str:
-    servers = f"{plan.servers} of them {'a server' if plan.servers == 1 else 'servers'}"
-    return f"{servers}, the others each with a part of every batch of"
-
-
-def print_servers(ranks: list[Served], plan: ServerPlan) -> None:
-    """Print how stale the gradients were, and how much was sent."""
-    servers, workers = ranks[: plan.servers], ranks[plan.servers :]
+def print_servers(ranks: list[Served], number: int) -> None:
+    """Print how stale the gradients were, and how much was sent; number: of servers."""
+    servers, workers = ranks[:number], ranks[number:]
     stale = [updates for rank in servers for updates in rank.staleness]
     pulled, pushed = (sum(rank.sent for rank in those) / 1e6 for those in (servers, workers))
     print(
@@ -527,13 +474,11 @@ def print_servers(ranks: list[Served], plan: ServerPlan) -> None:
     )
 
 
-def print_replay(
-    ranks: list[Served], data: Data, settings: Settings, plan: ServerPlan, where: dict
-) -> None:
+def print_replay(ranks: list[Served], data: Data, settings: Settings, where: dict) -> None:
     """Repeat the run from the servers' logs; RuntimeError if a bit differs."""
-    logs, model = [rank.log for rank in ranks[: plan.servers]], model_of(data, settings)
-    examples, N = examples_of(data, settings), settings.ranks
-    want = run_on_ranks(replay, N, model, examples, settings, plan, logs, **where)[0]
+    logs, model = [rank.log for rank in ranks if rank.log is not None], model_of(data, settings)
+    examples = examples_of(data, settings)
+    want = run_on_ranks(replay, len(ranks), model, examples, settings, logs, **where)[0]
     if wrong := [n for n, w in want.items() if not np.array_equal(w, ranks[0].state[n])]:
         raise RuntimeError(f"the replay of the servers' logs has other bits in {wrong}")
     print(f"replay of the servers' logs: the same bits in all {len(want)} arrays")
@@ -544,7 +489,6 @@ def replay(
     model: nn.Module,
     examples: tuple[np.ndarray, np.ndarray],
     settings: Settings,
-    plan: ServerPlan,
     logs: list[list[list[Push]]],
 ) -> dict[str, np.ndarray] | None:
     """Return, on rank 0, the weights after the updates in the servers' logs, from the model's.
@@ -553,11 +497,10 @@ def replay(
     """
     if group.rank > 0:
         return None  # it only takes its share of the cores
-    workers = workers_among(group.size, settings, plan)
+    plan, workers = plan_of(settings), workers_among(group.size, settings)
     minibatches = Minibatches(*examples, settings, workers)
     dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
-    optimizer = rule(settings, plan, workers)
-    model = model.to(group.device)
+    optimizer, model = rule(settings, workers), model.to(group.device)
     return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer)
 
 

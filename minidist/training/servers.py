@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist import checkpoint, nn, optim
+from minidist.checkpoint import Keep
 from minidist.checkpoint.parts import about
 from minidist.checkpoint.run_checkpoints import LOSSES, about_run
 from minidist.checkpoint.writing import whole_parts
@@ -68,21 +69,20 @@ def train_with_servers(
     group: Group,
     data: Data,
     settings: Settings,
-    plan: ServerPlan,
-    folder: str | None = None,
+    keep: Keep | None = None,
     log: str | None = None,
 ) -> Served:
-    """Serve or work on this rank, `settings.steps` batches; the first `plan.servers` ranks serve.
+    """Serve or work on this rank, `settings.steps` batches; the first ranks serve.
 
-    folder  where all ranks save a checkpoint at the end, which any mesh can read
-    log     the file in which the first worker writes a row per minibatch, see setup.py
+    keep  where all ranks save a checkpoint at the end, which any mesh can read
+    log   the file in which the first worker writes a row per minibatch, see setup.py
     """
-    if folder is not None:
-        checkpoint.Keep(folder).check()  # refused before the first step, not at the end
+    if keep is not None:
+        keep.check()  # refused before the first step, not at the end
     model = model_of(data, settings).to(group.device)
-    role, losses = serve_or_work(group, model, examples_of(data, settings), settings, plan, log)
-    if folder is not None:
-        save(group, role, losses, folder, description(data, settings))
+    role, losses = serve_or_work(group, model, examples_of(data, settings), settings, log)
+    if keep is not None:
+        save(group, role, losses, keep, description(data, settings))
     pushes, staleness = (role.log, role.staleness()) if isinstance(role, Server) else (None, [])
     sent = role.group.ledger.bytes["send"]
     return Served(losses.tolist(), model.state(), pushes, staleness, sent)
@@ -93,20 +93,31 @@ def serve_or_work(
     model: nn.Module,
     examples: tuple[np.ndarray, np.ndarray],
     settings: Settings,
-    plan: ServerPlan,
     log: str | None = None,
 ) -> tuple[Server | Worker, np.ndarray]:
     """Train a model on examples (inputs[n, ...], targets[n, ...]); return the role, and losses."""
-    workers = workers_among(group.size, settings, plan)
+    plan, workers = plan_of(settings), workers_among(group.size, settings)
     minibatches = Minibatches(*examples, settings, workers)
-    role = join(group, model, rule(settings, plan, workers), plan)
+    role = join(group, model, rule(settings, workers), plan)
     mine = minibatches.of(group.rank - plan.servers) if isinstance(role, Worker) else ()
     progress = Progress(group, [role.group], settings.steps, log, rank=plan.servers)
     train(role, minibatches.backward, minibatches.shown(mine, progress))
     return role, group.all_reduce(minibatches.losses)
 
 
-def workers_among(ranks: int, settings: Settings, plan: ServerPlan) -> int:
+def plan_of(settings: Settings) -> ServerPlan:
+    """Return how servers and workers share the work; ValueError if no plan is like this."""
+    return ServerPlan(
+        settings.servers or 1,
+        settings.staleness,
+        settings.quorum,
+        n_fetch=settings.fetch_every or 1,
+        n_push=settings.push_every or 1,
+        sparse=settings.sparse,
+    )
+
+
+def workers_among(ranks: int, settings: Settings) -> int:
     """Return W; ValueError if servers cannot keep such weights, or have too few workers."""
     muon = settings.optimizer != "adamw"
     if settings.on_mesh or settings.half or settings.reconstruction or muon:
@@ -114,7 +125,7 @@ def workers_among(ranks: int, settings: Settings, plan: ServerPlan) -> int:
             "servers keep whole float32 weights for workers that split the batch alone; use no "
             "other axis than dp, no ZeRO, no reconstruction, precision float32, and AdamW"
         )
-    return plan.workers(ranks)
+    return plan_of(settings).workers(ranks)
 
 
 class Minibatches:
@@ -192,16 +203,16 @@ class Scheduled:
         self.optimizer.lr = self.highest * factor
 
 
-def rule(settings: Settings, plan: ServerPlan, workers: int) -> Callable[[list], Scheduled]:
+def rule(settings: Settings, workers: int) -> Callable[[list], Scheduled]:
     """Return the function from a server's parameters to its optimizer."""
 
     def make(parameters: list[nn.Parameter]) -> Scheduled:
         optimizer: optim.Optimizer
-        if plan.sparse:
+        if settings.sparse:
             optimizer = optim.Adagrad(parameters, lr=TIMES_FOR_ADAGRAD * settings.lr)
         else:
             optimizer = optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.98))
-        return Scheduled(optimizer, updates_of(settings.steps, workers, plan))
+        return Scheduled(optimizer, updates_of(settings.steps, workers, plan_of(settings)))
 
     return make
 
@@ -221,7 +232,7 @@ def updates_of(steps: int, workers: int, plan: ServerPlan) -> int:
 
 
 def save(
-    group: Group, role: Server | Worker, losses: np.ndarray, folder: str, description: dict
+    group: Group, role: Server | Worker, losses: np.ndarray, keep: Keep, description: dict
 ) -> None:
     """Save weights and optimizer, each server its slice, under the names of the model's arrays."""
     parts, of = whole_parts({LOSSES: losses}), None
@@ -230,5 +241,5 @@ def save(
         optimizer = role.optimizer.optimizer
         parts += checkpoint.parts_of(role.model, optimizer)
         of = about(optimizer)
-    of_run = about_run(description, 0, of, checkpoint.Keep(folder).run(None))
-    checkpoint.save(folder, parts, len(losses), group, of_run)
+    of_run = about_run(description, 0, of, keep.run(None))
+    checkpoint.save(keep.folder, parts, len(losses), group, of_run)

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 from minidist.errors import WrongInput
 
 OF_MESHES = "dp pp cp tp ep zero schedule micro_batches".split()
+OF_SERVERS = "servers staleness quorum push_every fetch_every sparse".split()
 T = TypeVar("T")
 
 
@@ -93,6 +94,29 @@ class Settings:
         "1f1b", "schedule of the pipeline, used if --pp is above 1", metavar="NAME"
     )
     micro_batches: int = setting(4, "micro-batches per pipeline and update", PARTS)
+    servers: int | None = setting(
+        None, "ranks, the first ones, that keep the weights for the others", RANKS
+    )
+    staleness: int | None = setting(
+        None,
+        "minibatches that a worker may be ahead of the slowest; 0: synchronous (default: any "
+        "number). With --quorum: updates in a row that a worker may miss",
+        Bound(1_000_000, "a run has no more minibatches", least=0),
+        "S",
+    )
+    quorum: int | None = setting(
+        None,
+        "workers that suffice for an update; late gradients stay in their worker's buffer",
+        RANKS,
+        "Q",
+    )
+    push_every: int | None = setting(
+        None, "minibatches whose gradients are sent as one", STEPS, "N"
+    )
+    fetch_every: int | None = setting(None, "minibatches from one pull to the next", STEPS, "N")
+    sparse: bool = setting(
+        False, "push only rows that are not zero; the servers then use Adagrad, not AdamW"
+    )
     precision: str = setting(
         "float32",
         "of weights, activations and gradients, for 16 bits with a float32 copy of the weights; "

@@ -39,7 +39,7 @@ from minidist.parallel.mixed_precision import (
 )
 from minidist.parallel.trainer import Trainer
 from minidist.training.kinds import Data, kind_of, model_of
-from minidist.training.settings import DEFAULTS, OF_MESHES, Settings
+from minidist.training.settings import DEFAULTS, OF_MESHES, OF_SERVERS, Settings
 
 AnyAdamW = optim.AdamW | MixedPrecision
 HEAD = "step,loss,lr,seconds,bytes_sent,rank"
@@ -112,8 +112,9 @@ def begin(
 
 
 def description(data: Data, settings: Settings) -> dict:
-    """Return what decides a run's numbers, except for its mesh: what a checkpoint says of it."""
-    of_run = {name: value for name, value in asdict(settings).items() if name not in OF_MESHES}
+    """Return what a checkpoint says of a run: all that decides its numbers, but who computes."""
+    elsewhere = {*OF_MESHES, *OF_SERVERS}
+    of_run = {name: value for name, value in asdict(settings).items() if name not in elsewhere}
     return {"settings": of_run, "data": kind_of(data).description(data)}
 
 

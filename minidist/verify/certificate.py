@@ -23,13 +23,11 @@ def certify(
     settings: Settings,
     transport: str = "process",
     device: str = "cpu",
-    servers: int = 0,
 ) -> dict:
     """Compare the gradients of the ranks, on this device, with those of one host, in float64.
 
     The batch has 2 windows, images or pairs per rank and one more, so the shards are uneven.
-
-    servers  ranks that are synchronous servers; 0: all ranks sum their gradients
+    Servers are synchronous here.
     """
     ranks, kind = settings.ranks, kind_of(data)
     inputs, targets = kind.examples(data, settings)
@@ -38,10 +36,10 @@ def certify(
     model = copy.deepcopy(model).astype("float64")
     inputs = inputs[rows].astype("float64") if inputs.dtype.kind == "f" else inputs[rows]
     case = Case(name, model, inputs, targets[rows])
-    if servers:
+    if settings.servers:
         from minidist.verify.equivalence import check  # here: no other run needs it
 
-        case = replace(case, options={"servers": servers})
+        case = replace(case, options={"servers": settings.servers})
         return check("parameter_server", case, ranks, transport=transport, device=device)
     whole = replace(settings, precision="float32")  # the trainer keeps the model's float64
     got = run(gradients, ranks, case, whole, transport=transport, device=device)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.checkpoint import Saved
+from minidist.checkpoint import Keep, Saved
 from minidist.cli.train import replay
 from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.errors import RankFailed
@@ -17,6 +17,7 @@ from minidist.training.loop import train
 from minidist.training.servers import (
     Minibatches,
     Scheduled,
+    plan_of,
     rule,
     serve_or_work,
     train_with_servers,
@@ -31,13 +32,15 @@ from tests.strategies import assert_same_bits
 
 S, T, SMALL = 6, 5, Settings(steps=7, batch=6, lr=1e-3)
 PLANS = {
-    "asynchronous": ServerPlan(staleness=None),
-    "buffer": ServerPlan(staleness=None, n_push=3),
-    "buffer, two servers": ServerPlan(2, None, n_push=2, n_fetch=2),
-    "sparse": ServerPlan(staleness=None, sparse=True),
-    "sparse buffer, two servers": ServerPlan(2, None, n_push=3, n_fetch=2, sparse=True),
-    "bounded": ServerPlan(2, staleness=1),
-    "quorum": ServerPlan(quorum=2, staleness=1),
+    "asynchronous": replace(SMALL, servers=1),
+    "buffer": replace(SMALL, servers=1, push_every=3),
+    "buffer, two servers": replace(SMALL, servers=2, push_every=2, fetch_every=2),
+    "sparse": replace(SMALL, servers=1, sparse=True),
+    "sparse buffer, two servers": replace(
+        SMALL, servers=2, push_every=3, fetch_every=2, sparse=True
+    ),
+    "bounded": replace(SMALL, servers=2, staleness=1),
+    "quorum": replace(SMALL, servers=1, quorum=2, staleness=1),
 }
 
 
@@ -62,65 +65,65 @@ def text():
     return Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 
 
-def session(group, plan, settings=SMALL, model=None, examples=None):
+def session(group, settings, model=None, examples=None):
     """Train; return what this rank has at the end."""
     model = translator(dropout=0.1) if model is None else model
     examples = pairs() if examples is None else examples
-    role, _ = serve_or_work(group, model, examples, settings, plan)
+    role, _ = serve_or_work(group, model, examples, settings)
     return model.state(), getattr(role, "log", None), role.group.ledger.bytes["send"]
 
 
-def run_and_replay(ranks, plan, worker=session):
-    states, logs, _ = zip(*ranks.run(worker, plan), strict=True)
-    logs = list(logs[: plan.servers])
-    want = ranks.run(replay, translator(dropout=0.1), pairs(), SMALL, plan, logs)[0]
+def run_and_replay(ranks, settings, worker=session):
+    states, logs, _ = zip(*ranks.run(worker, settings), strict=True)
+    logs = list(logs[: settings.servers])
+    want = ranks.run(replay, translator(dropout=0.1), pairs(), settings, logs)[0]
     return states, logs, want
 
 
-def never_applied(ranks, plan, got, logs):
+def never_applied(ranks, settings, got, logs):
     """Say which minibatches' gradients are in no update, if that explains the weights."""
     last = {push.batches[-1] for update in logs[0] for push in update}
     lost = sorted({b for update in logs[0] for push in update for b in push.batches} - last)
-    only = ranks.run(replay_of_the_last, plan, logs)[0]
+    only = ranks.run(replay_of_the_last, settings, logs)[0]
     if all(np.array_equal(got[name], w) for name, w in only.items()):
         return f"a buffer that forgets: the gradients of minibatches {lost} were never applied"
     return "not the weights of the replay"
 
 
-def replay_of_the_last(group, plan, logs):
+def replay_of_the_last(group, settings, logs):
     if group.rank > 0:
         return None
-    workers = group.size - plan.servers
-    minibatches = Minibatches(*pairs(), SMALL, workers)
+    plan, workers = plan_of(settings), group.size - settings.servers
+    minibatches = Minibatches(*pairs(), settings, workers)
     dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
-    optimizer, kept = rule(SMALL, plan, workers), slice(-1, None)
+    optimizer, kept = rule(settings, workers), slice(-1, None)
     model = translator(dropout=0.1)
     return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer, kept)
 
 
-def assert_replayed(ranks, plan, worker=session):
-    states, logs, want = run_and_replay(ranks, plan, worker)
+def assert_replayed(ranks, settings, worker=session):
+    states, logs, want = run_and_replay(ranks, settings, worker)
     for state in states:
         if any(not np.array_equal(state[name], w) for name, w in want.items()):
-            pytest.fail(never_applied(ranks, plan, state, logs))
+            pytest.fail(never_applied(ranks, settings, state, logs))
     return logs
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_translator_ends_with_the_bits_of_its_replay_and_every_gradient_counts(cluster, name):
-    plan = PLANS[name]
-    workers = 4 - plan.servers
-    for log in assert_replayed(cluster(4), plan):
+    settings = PLANS[name]
+    plan, workers = plan_of(settings), 4 - settings.servers
+    for log in assert_replayed(cluster(4), settings):
         applied = sorted(b for update in log for push in update for b in push.batches)
         assert applied == list(range(SMALL.steps * workers))
         assert plan.quorum is not None or len(log) == updates_of(SMALL.steps, workers, plan)
 
 
 def test_a_buffer_that_forgets_is_named(cluster):
-    plan = PLANS["buffer"]
+    settings = PLANS["buffer"]
     message = r"a buffer that forgets: the gradients of minibatches \[3, 4, 5, 6, 7, 8, 12, .*never"
     with pytest.raises(pytest.fail.Exception, match=message):
-        assert_replayed(cluster(4), plan, mistaken("buffer_forgets", session))
+        assert_replayed(cluster(4), settings, mistaken("buffer_forgets", session))
 
 
 def test_every_example_of_every_batch_is_in_one_minibatch():
@@ -174,7 +177,8 @@ def test_a_part_is_clipped_to_its_share_of_the_targets():
 def test_synchronous_servers_train_as_ranks_that_sum_their_gradients(cluster, monkeypatch):
     monkeypatch.setattr(optim.Optimizer, "clip_global_norm", lambda self, *given: None)
     settings = Settings(*(3, 5, 8), width=8, heads=2, depth=1, lr=1e-4, dropout=0.2, experts=2)
-    served = cluster(4, "thread").run(train_with_servers, text(), settings, ServerPlan(2))
+    synchronous = replace(settings, servers=2, staleness=0)
+    served = cluster(4, "thread").run(train_with_servers, text(), synchronous)
     losses, want = cluster(2, "thread").run(train, text(), settings)[0]
     np.testing.assert_allclose(served[0].losses, losses, rtol=1e-5)
     for name, weights in want.items():
@@ -186,7 +190,7 @@ def test_synchronous_servers_train_as_ranks_that_sum_their_gradients(cluster, mo
     "sparse, kind, highest", [(False, optim.AdamW, 1e-3), (True, optim.Adagrad, 1e-2)]
 )
 def test_a_rule_begins_with_the_settings_rate(sparse, kind, highest):
-    scheduled = rule(SMALL, ServerPlan(staleness=None, sparse=sparse), 3)([])
+    scheduled = rule(replace(SMALL, sparse=sparse), 3)([])
     assert isinstance(scheduled.optimizer, kind)
     assert (scheduled.highest, scheduled.updates) == (highest, 21)
 
@@ -243,8 +247,8 @@ def sparse_push_bytes(model, touched):
 def test_a_sparse_push_has_the_rows_of_the_words_read_and_written_and_no_padding(cluster, vocab):
     vocabs = (vocab, 30)
     examples = pairs(vocabs=vocabs, shortest=2)  # attention to one word alone has no gradient
-    plan, model = ServerPlan(staleness=None, sparse=True), translator(vocabs)
-    found = cluster(4).run(session, plan, SMALL, model, examples)
+    model = translator(vocabs)
+    found = cluster(4).run(session, replace(SMALL, servers=1, sparse=True), model, examples)
     minibatches = Minibatches(*examples, SMALL, 3)
     pushes = [
         sparse_push_bytes(model, rows_touched(examples, minibatches.examples(n)[0]))
@@ -261,9 +265,9 @@ def test_a_sparse_push_has_the_rows_of_the_words_read_and_written_and_no_padding
 def test_its_checkpoint_has_the_weights_and_the_optimizer_under_the_models_names(
     cluster, tmp_path, sparse
 ):
-    settings = Settings(steps=2, batch=5, context=8, width=8, heads=2, depth=1)
-    plan, folder = ServerPlan(2, None, sparse=sparse), str(tmp_path / "run")
-    served = cluster(4).run(train_with_servers, text(), settings, plan, folder)[0]
+    settings = Settings(2, 5, 8, width=8, heads=2, depth=1, servers=2, sparse=sparse)
+    folder = str(tmp_path / "run")
+    served = cluster(4).run(train_with_servers, text(), settings, Keep(folder))[0]
     saved = Saved.newest(folder)
     assert saved.step == 2 and saved.whole("losses").tolist() == served.losses
     assert_same_bits({name: saved.whole(name) for name in served.state}, served.state)
@@ -274,22 +278,18 @@ def test_its_checkpoint_has_the_weights_and_the_optimizer_under_the_models_names
 
 
 @pytest.mark.parametrize(
-    "settings, plan, message",
+    "settings, message",
     [
-        (Settings(dp=1, tp=2), ServerPlan(), "use no other axis than dp"),
-        (Settings(precision="float16"), ServerPlan(), "precision float32"),
-        (Settings(reconstruction=0.5), ServerPlan(), "no reconstruction"),
-        (Settings(), ServerPlan(3), "3 servers on 3 ranks leave no worker; use 4 ranks or more"),
-        (
-            Settings(),
-            ServerPlan(quorum=3),
-            "quorum=3 of 2 workers is never reached; use 2 or fewer",
-        ),
+        (Settings(dp=1, tp=2), "use no other axis than dp"),
+        (Settings(precision="float16"), "precision float32"),
+        (Settings(reconstruction=0.5), "no reconstruction"),
+        (Settings(servers=3), "3 servers on 3 ranks leave no worker; use 4 ranks or more"),
+        (Settings(quorum=3), "quorum=3 of 2 workers is never reached; use 2 or fewer"),
     ],
 )
-def test_what_servers_cannot_train_is_refused(cluster, settings, plan, message):
+def test_what_servers_cannot_train_is_refused(cluster, settings, message):
     with pytest.raises(RankFailed, match=message):
-        cluster(3, "thread").run(session, plan, settings)
+        cluster(3, "thread").run(session, settings)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(cluster):
@@ -297,4 +297,4 @@ def test_a_loss_that_is_no_number_ends_the_run(cluster):
     for p in model.parameters():
         p.data[...] = np.nan
     with pytest.raises(RankFailed, match="the loss is nan at step 0; use a lower lr"):
-        cluster(2, "thread").run(session, ServerPlan(staleness=None), SMALL, model)
+        cluster(2, "thread").run(session, SMALL, model)
