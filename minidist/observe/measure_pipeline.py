@@ -117,11 +117,10 @@ def measure_pipeline(
     if options.get("replicas"):
         raise WrongInput("a pipeline with replicas of a stage is not measured; leave them out")
     stage_count = 1 + last_stage(bare.placement)
-    settings = schedule, micro_batches, chunks, stage_count, width, rows, WARM_UP + repeats, options
-    log = EventLog()
-    ranks = stages * copies
-    parts = run(_worker, ranks, *settings, copies, timeout=timeout, device=device, log=log)
-    runs = [_together(log, parts, i) for i in range(WARM_UP, WARM_UP + repeats)]
+    settings = schedule, micro_batches, chunks, stage_count, width, rows, options, repeats, copies
+    ranks, log = stages * copies, EventLog()
+    parts = run(_worker, ranks, *settings, timeout=timeout, device=device, log=log)
+    runs = [EventLog([e for steps in parts for e in steps[i]]) for i in range(repeats)]
     spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
     firsts, *others = ([_of_copy(r, copy, stages) for r in runs] for copy in range(copies))
     durations, overhead, latency = _medians(bare, sum(others, firsts))
@@ -153,8 +152,8 @@ def measured_times(schedule: str | Programs, *shape, **settings) -> dict:
     return times | {"latency": first.latency}
 
 
-def _worker(group: Group, schedule, m, chunks, stages, width, rows, repeats, options, copies):
-    """Run the steps; return the numbers of this rank's events that belong to each."""
+def _worker(group: Group, schedule, m, chunks, stages, width, rows, options, repeats, copies):
+    """Run the steps; return this rank's events in each that counts."""
     log = group.log or EventLog()
     mesh = Mesh(group, dp=copies, pp=group.size // copies)
     copy_ranks = mesh.over("pp")
@@ -166,13 +165,14 @@ def _worker(group: Group, schedule, m, chunks, stages, width, rows, repeats, opt
         whole = Batch(to_device(inputs, group.device), np.arange(rows * m) % width)
         batch = whole.micro_batches(m)
         parts = []
-        for _ in range(repeats):
+        for _ in range(WARM_UP + repeats):
             step = _step(model, copy_ranks, schedule, m, chunks, options)
             group.barrier()
             begin = len(log.events)
             step(batch)
-            parts.append(range(begin, len(log.events)))
-        return parts
+            parts.append(slice(begin, len(log.events)))
+        events = log.in_seconds().events
+        return [events[part] for part in parts[WARM_UP:]]
 
 
 def _step(model: nn.Sequential, group: Group, schedule, m: int, chunks: int | None, options):
@@ -200,12 +200,6 @@ def _of_copy(log: EventLog, copy: int, stages: int) -> EventLog:
     """Return the events of one copy's ranks, numbered from 0."""
     events = [e for e in log.events if e.rank // stages == copy]
     return EventLog([replace(e, rank=e.rank % stages) for e in events])
-
-
-def _together(log: EventLog, parts: list[list[range]], i: int) -> EventLog:
-    """Return the events of all ranks in step i."""
-    of_rank = [[e for e in log.events if e.rank == rank] for rank in range(len(parts))]
-    return EventLog([of_rank[rank][k] for rank, steps in enumerate(parts) for k in steps[i]])
 
 
 def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float]], float, float]:
