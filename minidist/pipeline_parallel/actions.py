@@ -172,6 +172,14 @@ class Programs(list):
         self.pairs = frozenset(pairs)
 
 
+def from_turns(
+    turns: list[list[list[Action]]], placement: list[list[int]] | None = None
+) -> Programs:
+    """Return programs, given the turns of every rank: one action, or a pair that may overlap."""
+    pairs = [(r, turn[0], turn[1]) for r, own in enumerate(turns) for turn in own if len(turn) == 2]
+    return Programs([chain.from_iterable(own) for own in turns], placement, pairs)
+
+
 def looped(p: int, chunks: int = 1) -> list[list[int]]:
     """Return the placement in which virtual stage k is on rank k mod p."""
     return [[c * p + r for c in range(chunks)] for r in range(p)]

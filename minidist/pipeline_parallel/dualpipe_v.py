@@ -20,12 +20,19 @@ pair, whose results leave together. So the bubble is (PP/2 - 1)(F&B + B - 3W), w
 W <= F, and the stash is PP + 1.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import Action, Programs
-from minidist.pipeline_parallel.zero_bubble import passes, v_shaped
+from minidist.pipeline_parallel.actions import (
+    KINDS,
+    Action,
+    BackwardInput,
+    BackwardWeight,
+    Programs,
+    from_turns,
+)
+from minidist.pipeline_parallel.zero_bubble import v_shaped
 
 
 def dualpipe_v(p: int, m: int) -> Programs:
@@ -35,18 +42,10 @@ def dualpipe_v(p: int, m: int) -> Programs:
             f"dualpipe_v needs 2 micro-batches per rank to fill its V, {2 * p} for {p} ranks, not "
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )
-    shared = passes("FBIW", m)
-    programs: list[list[Action]] = [[] for _ in range(p)]
-    pairs = []
-    for rank, own in enumerate(programs):
-        for turn in turns_of(rank, p, m, shared):
-            own += turn
-            if len(turn) == 2:
-                pairs.append((rank, turn[0], turn[1]))
-    return Programs(programs, v_shaped(p), pairs)
+    return from_turns([list(turns_of(rank, p, m)) for rank in range(p)], v_shaped(p))
 
 
-def turns_of(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iterator[list[Action]]:
+def turns_of(rank: int, p: int, m: int) -> Iterator[list[Action]]:
     """Yield one action, or a pair that may overlap. W: the weight half that has waited longest."""
     later, both = p - 1 - rank, rank + 1
     steady = (m - 2 * p + both) * ["F0&B1", "F1&B0"]
@@ -63,21 +62,19 @@ def turns_of(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iter
         *later * ["W", "I0"],
         *both * ["W"],
     ]
-    forwards = {step: iter(shared[step]) for step in ("F0", "F1")}
-    backwards = {c: zip(*(shared[sign + c] for sign in "BIW"), strict=True) for c in "01"}
+    begun: Counter[tuple[bool, int]] = Counter()  # passes, by direction and chunk
     halves: deque[Action] = deque()
 
     def action(step: str) -> Action:
-        if step in forwards:
-            return next(forwards[step])
         if step == "W":
             return halves.popleft()
-        whole, inputs, weights = next(backwards[step[1]])
-        if step[0] == "B":
-            return whole
-        halves.append(weights)
-        return inputs
+        kind, chunk = KINDS[step[0]], int(step[1])
+        direction = step[0] == "F", chunk
+        i = begun[direction]
+        begun[direction] += 1
+        if kind is BackwardInput:
+            halves.append(BackwardWeight(i, chunk))
+        return kind(i, chunk)
 
-    turns = {step: step.split("&") for step in set(steps)}
     for step in steps:
-        yield [action(word) for word in turns[step]]
+        yield [action(word) for word in step.split("&")]

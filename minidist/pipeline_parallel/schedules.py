@@ -34,6 +34,7 @@ from minidist.pipeline_parallel.zb_auto import zb_auto
 from minidist.pipeline_parallel.zero_bubble import zb_h1, zb_h2, zb_v
 
 MOST_PASSES = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
+UPDATES_ITSELF = "updates the weights itself, stage by stage; use PipeDream"
 
 
 def programs(
@@ -52,18 +53,17 @@ def programs(
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
     check_name("schedule", schedule, SCHEDULES)
-    build, most, *_ = SCHEDULES[schedule]
+    build, most, asynchronous, _ = SCHEDULES[schedule]
     check_numbers(schedule, p, m, chunks, most)
-    check_options(build, options, schedule, also=["weights_last"])
-    result = build(p, m, **options) if most else build(p, m, chunks, **options)
-    if not weights_last:
-        return result
-    if updates(result):
+    if options:
+        check_options(build, options, schedule, also=["weights_last"])
+    if weights_last and asynchronous:
         raise WrongInput(
             f"{schedule} updates the weights during its program, so no gradient may wait for the "
             "end; use it without weights_last"
         )
-    return put_weights_last(result)
+    result = build(p, m, **options) if most else build(p, m, chunks, **options)
+    return put_weights_last(result) if weights_last else result
 
 
 def check_numbers(schedule: str, p: int, m: int, chunks: int, most: int | None) -> None:
@@ -97,40 +97,40 @@ def order_of(
 
     ValueError, for own programs with the grid and a mark, where they cannot be run.
     """
-    if isinstance(schedule, str):
-        check_name("schedule", schedule, SCHEDULES)
-        own = ["weights_last", "micro_batches", "chunks"]
-        check_options(SCHEDULES[schedule].build, options, schedule, own)
-        numbers = (4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks)
-        result, name = programs(schedule, p, *numbers, **options), schedule
-    elif not isinstance(schedule, list):
-        raise WrongInput(f"a schedule is a name or a list of programs, not {schedule!r}")
-    else:
-        if options:
-            raise WrongInput(f"programs have no option {next(iter(options))!r}; a name has")
-        result, name = Programs(schedule, placement_of(schedule), pairs_of(schedule)), "a program"
-        check_own(result, p, micro_batches, chunks)
-    if updates(result):
-        raise WrongInput(f"{name} updates the weights itself, stage by stage; use PipeDream")
+    if not isinstance(schedule, str):
+        return own_order(schedule, p, micro_batches, chunks, options)
+    m, v = 4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks
+    result = programs(schedule, p, m, v, **options)
+    if SCHEDULES[schedule].asynchronous:
+        raise WrongInput(f"{schedule} {UPDATES_ITSELF}")
     return result
 
 
-def check_own(programs: Programs, p: int, micro_batches: int | None, chunks: int | None) -> None:
-    """Raise ValueError for programs that p ranks cannot run, or whose numbers are others."""
-    m = micro_batches_of(programs)
-    if micro_batches not in (None, m):
+def own_order(
+    schedule: list[list[Action]], p: int, m: int | None, chunks: int | None, options: dict
+) -> Programs:
+    """Return own programs; ValueError if p ranks cannot run them, or their numbers are others."""
+    if not isinstance(schedule, list):
+        raise WrongInput(f"a schedule is a name or a list of programs, not {schedule!r}")
+    if options:
+        raise WrongInput(f"programs have no option {next(iter(options))!r}; a name has")
+    result = Programs(schedule, placement_of(schedule), pairs_of(schedule))
+    found, counts = micro_batches_of(result), [len(own) for own in result.placement]
+    if m not in (None, found):
         raise WrongInput(
-            f"these programs are of {m} micro-batches, not {micro_batches}; leave the number out"
+            f"these programs are of {found} micro-batches, not {m}; leave the number out"
         )
-    validate(programs, p, m)
-    if chunks is not None and any(len(own) != chunks for own in programs.placement):
-        counts = [len(own) for own in programs.placement]
+    validate(result, p, found)
+    if chunks is not None and set(counts) != {chunks}:
         raise WrongInput(f"these programs have {counts} chunks, not {chunks}; leave chunks out")
-    holders = Counter(k for own in programs.placement for k in own)
-    if (k := next((k for k, n in holders.items() if n > 1), None)) is not None:
+    stage, holders = Counter(k for own in result.placement for k in own).most_common(1)[0]
+    if holders > 1:
         raise WrongInput(
-            f"{holders[k]} ranks hold stage {k}; replicas are PipeDream's, or the dp of Hybrid"
+            f"{holders} ranks hold stage {stage}; replicas are PipeDream's, or the dp of Hybrid"
         )
+    if updates(result):
+        raise WrongInput(f"a program {UPDATES_ITSELF}")
+    return result
 
 
 def takes(schedule: str) -> list[str]:

@@ -36,6 +36,7 @@ from minidist.pipeline_parallel.actions import (
     Reduce,
     Transfer,
     Update,
+    from_turns,
     pairs_of,
     placement_of,
 )
@@ -85,12 +86,6 @@ def read_action(text: str) -> Action | None:
 def action_of(sign: str, micro_batch: str | None, chunk: int) -> Action:
     """Return the action of a sign; without a micro-batch it is R."""
     return Reduce(chunk) if micro_batch is None else KINDS[sign](int(micro_batch), chunk)
-
-
-def from_cells(rows: list[list[list[Action]]], placement: list[list[int]] | None) -> Programs:
-    """Return programs, given the cells of every rank."""
-    pairs = [(r, cell[0], cell[1]) for r, row in enumerate(rows) for cell in row if len(cell) == 2]
-    return Programs([[a for cell in row for a in cell] for row in rows], placement, pairs)
 
 
 def to_cells(
@@ -217,7 +212,7 @@ def _read(lines: list[Word]) -> Programs:
                 f"{len(placement)} ranks have a placement, and {len(rows)} a line; write the same"
             )
             raise line.fault(f"{what} ranks, with '|' between them")
-    return from_cells([rows[r] for r in sorted(rows)], placements[0][1] if placements else None)
+    return from_turns([rows[r] for r in sorted(rows)], placements[0][1] if placements else None)
 
 
 def _stage(word: Word) -> int:
@@ -284,7 +279,7 @@ def read_torch_csv(lines: list[Word]) -> Programs:
         own = sorted({k for cell in row for k, *_ in cell})
         rows.append([[action_of(sign, i, own.index(k)) for k, sign, i in cell] for cell in row])
         placement.append(own)
-    return from_cells(rows, placement)
+    return from_turns(rows, placement)
 
 
 def _torch_cell(word: Word) -> list[tuple[int, str, str | None]]:

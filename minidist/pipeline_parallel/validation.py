@@ -1,6 +1,18 @@
-"""Validate programs: is every action there, once, in an order that ranks can execute?"""
+"""Validate programs: is every action there, once, in an order that ranks can execute?
 
-from collections import Counter
+And a proof by symbols: programs run with sets of micro-batches in the place of gradients.
+
+    F3 on stages 0, 1      passed (0,), then (0, 1)
+    B3 on stages 1, 0      passed (1,), then (1, 0); now dW of stage 0 has 3 once more
+
+B or W of stage k adds a micro-batch whose forward passed the stages 0 to k, in this order, and
+whose backward passed all stages from the last one to k. If every stage ends with the micro-batches
+0 to m - 1, once each, its gradient is that of the whole batch, whatever the stages compute.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
@@ -22,6 +34,7 @@ from minidist.pipeline_parallel.actions import (
     passes_backward,
     placement_of,
     reduces,
+    updates,
 )
 from minidist.pipeline_parallel.communication import transfers_of
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
@@ -30,6 +43,7 @@ ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}
 KNOWN = {*COMPUTE, *SENDS, *RECEIVES, Reduce}
 WHOLE = ("FB", "FIW")  # what a stage does for one micro-batch
+Faults = Iterator[tuple[int, int, str]]  # the rank, the place in its program, what is wrong there
 
 
 def validate(programs: list[list[Action]], p: int, m: int) -> None:
@@ -47,78 +61,89 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
         raise WrongInput(f"there are {len(programs)} programs for {p} ranks")
     if len(placement_of(programs)) != p:
         raise WrongInput(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
+    for faults in (of_ranks, of_stages, of_updates, of_transfers, of_order):
+        refuse_first(faults(programs, m), programs)
+    if pairs_of(programs):
+        bare = without_transfers(programs)
+        refuse_first(of_pairs(bare), bare)
+
+
+def refuse_first(faults: Faults, programs: list[list[Action]]) -> None:
+    for rank, at, what in faults:
+        message = f"rank {rank}, action {at}: {what}\n{grid(programs, rank, at)}"
+        raise Fault(message, rank, at)
+
+
+def of_ranks(programs: list[list[Action]], m: int) -> Faults:
+    """Yield what each rank shows: foreign, double and missing actions, and their order."""
     for rank, own in enumerate(placement_of(programs)):
         if not own or min(own) < 0:
             raise WrongInput(f"rank {rank} holds the stages {own}; a rank has one or more, from 0")
-        _check_rank(programs, rank, m)
-    if m < 1:
-        raise WrongInput(f"the programs of {p} ranks have no micro-batch; begin one with F0")
-    _check_stages(programs, m)
-    _check_updates(programs, m)
-    if communicates(programs):
-        _check_transfers(programs)
-    _check_order(programs)
-    if pairs_of(programs):
-        _check_pairs(_without_transfers(programs))
+        for at, what in of_rank(programs[rank], len(own), m, reduces(programs)):
+            yield rank, at, what
 
 
-def _check_rank(programs, rank: int, m: int) -> None:
-    """Check what one rank shows: foreign, double and missing actions, and their order."""
-    chunks, sums = len(placement_of(programs)[rank]), reduces(programs)
+def of_rank(program: list[Action], chunks: int, m: int, sums: bool) -> Iterator[tuple[int, str]]:
+    """Yield the faults of one program; no use is made of what comes after the first.
+
+    sums  whether any program has an R
+    """
     done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of its actions so far}
     last: dict[tuple | Action, int] = {}  # {(micro-batch, chunk), or U or R: its last place}
-    for at, action in enumerate(programs[rank]):
+    for at, action in enumerate(program):
         if not isinstance(action, Action) or type(action) not in KNOWN:
-            raise _fault(programs, rank, at, f"{action!r} is no action")
+            yield at, f"{action!r} is no action"
         if isinstance(action, Update) and sums:
-            what = f"{action} sums its gradients itself, so no R may; leave out one of them"
-            raise _fault(programs, rank, at, what)
+            yield at, f"{action} sums its gradients itself, so no R may; leave out one of them"
         i, c = place = action.micro_batch, action.chunk
         here = f"there are {m} micro-batches, and here"
         if isinstance(action, Reduce):  # of all micro-batches
             i, here = 0, "here are"
         if not (0 <= i < m and 0 <= c < chunks):
-            what = f"{action} is foreign: {here} chunks 0 to {chunks - 1}"
-            raise _fault(programs, rank, at, what)
+            yield at, f"{action} is foreign: {here} chunks 0 to {chunks - 1}"
         so_far = done.get(place, "")
         if isinstance(action, Update | Reduce):
             if action in last:
-                raise _fault(programs, rank, at, f"{action} comes twice")
+                yield at, f"{action} comes twice"
             last[action] = at
-            if late := [a for a in programs[rank][at:] if _is_summed_by(a, action)]:
+            if late := [a for a in program[at:] if is_summed_by(a, action)]:
                 why = "whose gradient it sums" if isinstance(action, Reduce) else "which it applies"
-                raise _fault(programs, rank, at, f"{action} comes before {late[-1]}, {why}")
+                yield at, f"{action} comes before {late[-1]}, {why}"
         elif type(action) in BEFORE:
-            if BEFORE[type(action)] != so_far:
-                needed = " and ".join(BEFORE[type(action)]) or "nothing"
+            needed = BEFORE[type(action)]
+            if action.sign in so_far:
+                yield at, f"{action} comes twice"
+            if needed != so_far:
                 found = f"not after {' and '.join(so_far)}" if so_far else "which has not come"
-                what = f"{action} must come after {needed} of its micro-batch, {found}"
-                what = f"{action} comes twice" if action.sign in so_far else what
-                raise _fault(programs, rank, at, what)
+                needed = " and ".join(needed) or "nothing"
+                yield at, f"{action} must come after {needed} of its micro-batch, {found}"
             done[place], last[place] = so_far + action.sign, at
     for place, signs in done.items():
         if signs not in WHOLE:
+            missing = "W" if signs == "FI" else "B, or I and W"
             at = last[place]
-            what = f"{programs[rank][at]} is the last of its micro-batch; missing: "
-            raise _fault(programs, rank, at, what + ("W" if signs == "FI" else "B, or I and W"))
+            yield at, f"{program[at]} is the last of its micro-batch; missing: {missing}"
     for action in map(Reduce, range(chunks if sums else 0)):
         if action not in last:
-            what = f"{action} is missing; the gradients of other chunks are summed"
-            raise _fault(programs, rank, len(programs[rank]), what)
+            yield len(program), f"{action} is missing; the gradients of other chunks are summed"
 
 
-def _is_summed_by(action: Action, total: Update | Reduce) -> bool:
+def is_summed_by(action: Action, total: Update | Reduce) -> bool:
     """Return whether a U or R must wait for this action, which may be an earlier update."""
+    if action.chunk != total.chunk:
+        return False
     if isinstance(total, Reduce):
-        part = isinstance(action, Backward | BackwardInput | BackwardWeight)
-    else:
-        part = isinstance(action, Backward | BackwardWeight | Update) and action != total
-        part &= action.micro_batch <= total.micro_batch
-    return part and action.chunk == total.chunk
+        return isinstance(action, Backward | BackwardInput | BackwardWeight)
+    part = isinstance(action, Backward | BackwardWeight | Update) and action != total
+    return part and action.micro_batch <= total.micro_batch
 
 
-def _check_stages(programs, m: int) -> None:
-    """Check that every stage takes every micro-batch once, on any one of its replicas."""
+def of_stages(programs: list[list[Action]], m: int) -> Faults:
+    """Yield the micro-batches that a stage takes not once, on any one of its replicas."""
+    if m < 1:
+        raise WrongInput(
+            f"the programs of {len(programs)} ranks have no micro-batch; begin one with F0"
+        )
     placement = placement_of(programs)
     takes = Counter(
         (placement[r][a.chunk], a.micro_batch)
@@ -133,70 +158,68 @@ def _check_stages(programs, m: int) -> None:
         for i in range(m):
             if takes[stage, i] != 1:
                 what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "
-                what += f"{stage}; micro-batches count from 0"
-                raise _fault(programs, rank, len(programs[rank]), what)
+                yield rank, len(programs[rank]), f"{what}{stage}; micro-batches count from 0"
 
 
-def _check_updates(programs, m: int) -> None:
-    """Check that no gradient is left unapplied, and that a stage's replicas update together."""
-    updates = {
-        (k, rank): [a.micro_batch for a in programs[rank] if type(a) is Update and a.chunk == c]
-        for rank, own in enumerate(placement_of(programs))
-        for c, k in enumerate(own)
-    }
-    if not any(updates.values()):
+def of_updates(programs: list[list[Action]], m: int) -> Faults:
+    """Yield where a gradient is left unapplied, or a stage's replicas do not update together."""
+    if not updates(programs):
         return
-    first: dict[int, tuple] = {}
-    for (k, rank), applied in updates.items():
-        replica, theirs = first.setdefault(k, (rank, applied))
-        what = None
-        if applied[-1:] != [m - 1]:
-            what = f"no update of stage {k} applies micro-batch {m - 1}"
-        elif applied != theirs:
-            what = f"stage {k} updates at {applied} here, and at {theirs} on rank {replica}"
-        if what:
-            raise _fault(programs, rank, len(programs[rank]), what)
+    first: dict[int, tuple[int, list[int]]] = {}  # {stage: its first rank, and what this applies}
+    for rank, own in enumerate(placement_of(programs)):
+        for chunk, k in enumerate(own):
+            of_chunk = (a for a in programs[rank] if type(a) is Update and a.chunk == chunk)
+            applied = [a.micro_batch for a in of_chunk]
+            replica, theirs = first.setdefault(k, (rank, applied))
+            at = len(programs[rank])
+            if applied[-1:] != [m - 1]:
+                yield rank, at, f"no update of stage {k} applies micro-batch {m - 1}"
+            if applied != theirs:
+                what = f"stage {k} updates at {applied} here, and at {theirs} on rank {replica}"
+                yield rank, at, what
 
 
-def _check_transfers(programs) -> None:
-    """Check that each use has one receive before it, each result one send after it; no others."""
-    transfers = transfers_of(_without_transfers(programs))
+def of_transfers(programs: list[list[Action]], m: int) -> Faults:
+    """Yield uses without a receive before, results without a send after them; other transfers."""
+    if not communicates(programs):
+        return
+    transfers = transfers_of(without_transfers(programs))
     for rank, program in enumerate(programs):
-        position, due = {a: at for at, a in reversed(list(enumerate(program)))}, set()
+        position = {action: at for at, action in reversed(list(enumerate(program)))}
+        due: set[Transfer | None] = set()
         for at, action in enumerate(program):
             if isinstance(action, Transfer):
                 continue
-            for end, side in zip(transfers(rank, action), ("before", "after"), strict=True):
-                if end is None:
-                    continue
-                due.add(end)
-                found = position.get(end)
-                if found is None or (found < at) != (side == "before"):
-                    raise _fault(programs, rank, at, f"{action} needs {end} {side} it")
+            receive, send = transfers(rank, action)
+            due |= {receive, send}
+            if receive and position.get(receive, at) >= at:
+                yield rank, at, f"{action} needs {receive} before it"
+            if send and position.get(send, at) <= at:
+                yield rank, at, f"{action} needs {send} after it"
         for at, action in enumerate(program):
             if isinstance(action, Transfer) and (action not in due or position[action] != at):
                 what = "comes twice" if action in due else f"with rank {action.peer} is not due"
-                raise _fault(programs, rank, at, f"{action} {what}")
+                yield rank, at, f"{action} {what}"
 
 
-def _without_transfers(programs) -> Programs:
+def without_transfers(programs: list[list[Action]]) -> Programs:
     bare = [[a for a in program if not isinstance(a, Transfer)] for program in programs]
     return Programs(bare, placement_of(programs), pairs_of(programs))
 
 
-def _check_order(programs, overlap: bool = False) -> None:
-    """Check that there is an order in which all ranks finish."""
+def of_order(programs: list[list[Action]], m: int = 0, overlap: bool = False) -> Faults:
+    """Yield where ranks wait, if there is no order in which all of them finish."""
     try:
         for _ in in_order(programs, overlap):
             pass
     except Stuck as stuck:
         rank, action = next(iter(stuck.waiting.items()))
-        what = f"{stuck}, if pairs overlap; remove the pair" if overlap else str(stuck)
-        raise _fault(programs, rank, programs[rank].index(action), what) from None
+        remedy = ", if pairs overlap; remove the pair" if overlap else ""
+        yield rank, programs[rank].index(action), f"{stuck}{remedy}"
 
 
-def _check_pairs(programs: Programs) -> None:
-    """Check that pairs are neighbours, forward first, and that they can begin together."""
+def of_pairs(programs: Programs) -> Faults:
+    """Yield pairs that are no neighbours, forward first, or that cannot begin together."""
     for rank, forward, backward in sorted(programs.pairs, key=str):
         if not 0 <= rank < len(programs):
             raise WrongInput(f"{forward} and {backward} are a pair on rank {rank}, which is none")
@@ -204,10 +227,10 @@ def _check_pairs(programs: Programs) -> None:
         at = program.index(forward) if forward in program else len(program)
         pair = f"{forward} and {backward} are a pair"
         if not (isinstance(forward, Forward) and passes_backward(backward)):
-            raise _fault(programs, rank, at, f"{pair}, not a forward and then a backward")
+            yield rank, at, f"{pair}, not a forward and then a backward"
         if program[at + 1 : at + 2] != [backward]:
-            raise _fault(programs, rank, at, f"{pair}, but {backward} is not next to {forward}")
-    _check_order(programs, overlap=True)
+            yield rank, at, f"{pair}, but {backward} is not next to {forward}"
+    yield from of_order(programs, overlap=True)
 
 
 class Fault(WrongInput):
@@ -216,10 +239,6 @@ class Fault(WrongInput):
     def __init__(self, message: str, rank: int | None = None, at: int | None = None):
         super().__init__(message)
         self.rank, self.at = rank, at
-
-
-def _fault(programs, rank: int, at: int, what: str) -> Fault:
-    return Fault(f"rank {rank}, action {at}: {what}\n{grid(programs, rank, at)}", rank, at)
 
 
 def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> str:
@@ -238,3 +257,54 @@ def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> 
         if r == rank:
             lines.append(" " * (len(head) + (at - first) * (width + 1)) + "^" * width)
     return "\n".join(lines)
+
+
+Sums = dict[tuple[int, int], Counter]  # (rank, chunk): how often each micro-batch is in its dW
+
+
+def certificate(programs: Programs, m: int) -> dict:
+    """Run programs, which need not be valid; Stuck if they deadlock.
+
+    Returns {"ok", "rows": [{"stage", "rank", "micro_batches"}], "words"}. If there are updates, or
+    R, a gradient that they do not sum is lost.
+    """
+    left, summed = gradients(programs.placement, chain.from_iterable(in_order(programs)))
+    asynchronous, stages, rows = updates(programs), defaultdict[int, Counter](Counter), []
+    for (rank, chunk), own in (summed if asynchronous or reduces(programs) else left).items():
+        stages[stage := programs.placement[rank][chunk]] += own
+        rows.append({"stage": stage, "rank": rank, "micro_batches": sorted(own.elements())})
+    goal = f"exactly the micro-batch{f'es 0 to {m - 1}' if m > 1 else ' 0'}, once"
+    wrong = next((k for k in sorted(stages) if stages[k] != Counter(range(m))), None)
+    words = f"every stage's {'updates apply' if asynchronous else 'parameters end with'} {goal}"
+    if wrong is not None:
+        words = f"stage {wrong} ends with {sorted(stages[wrong].elements())}, not with {goal}"
+    elif asynchronous:
+        words += "; weights change in between, so the gradients are not those of one device"
+    rows.sort(key=lambda row: (row["stage"], row["rank"]))
+    return {"ok": wrong is None, "rows": rows, "words": words}
+
+
+def gradients(placement: list[list[int]], steps: Iterable[tuple[int, Action]]) -> tuple[Sums, Sums]:
+    """Return what is left in dW at the end, and what U or R took from it.
+
+    steps  (rank, action) in the order of execution
+    """
+    places = [(rank, chunk) for rank, own in enumerate(placement) for chunk in range(len(own))]
+    left, summed = ({place: Counter[int]() for place in places} for _ in range(2))
+    forward: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch): the stages that it passed
+    backward: dict[tuple[int, int], tuple] = {}
+    last = last_stage(placement)
+    for rank, action in steps:
+        place, i, k = (rank, action.chunk), action.micro_batch, placement[rank][action.chunk]
+        if isinstance(action, Forward):
+            forward[k, i] = (*forward.get((k - 1, i), ()), k)
+        elif passes_backward(action):
+            backward[k, i] = (*backward.get((k + 1, i), ()), k)
+        elif isinstance(action, Update | Reduce):
+            summed[place] += left[place]
+            left[place].clear()
+        if isinstance(action, Backward | BackwardWeight):
+            passed = forward.get((k, i)), backward.get((k, i))
+            if passed == (tuple(range(k + 1)), tuple(range(last, k - 1, -1))):
+                left[place][i] += 1
+    return left, summed

@@ -23,13 +23,14 @@ candidates, too.
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
-from itertools import count, product
+from itertools import product
 from math import inf, lcm
 from numbers import Rational, Real
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import KINDS, Action, Programs, looped
+from minidist.pipeline_parallel.actions import Programs, looped
+from minidist.pipeline_parallel.zero_bubble import actions_of
 
 ALL_RANKS = [(fill, skip) for fill in ("large", "all") for skip in (False, True)]  # for all ranks
 EFFORT = 100_000  # actions placed by each of two climbs: about a quarter of a second
@@ -174,7 +175,7 @@ def zb_auto(
     memory = m + 2 * p if memory is None else int(min(float(memory), m + 2 * p))
     tops = climb(line, list(by_hand(line, memory))), climb(line, list(warm_ups(line, memory)))
     best = min((timed_order(line, top) for top in tops), key=cost)
-    return Programs([list(actions_of(rank.order)) for rank in best], looped(p, 1))
+    return Programs([actions_of(rank.order) for rank in best], looped(p, 1))
 
 
 def line_of(p: int, m: int, *times) -> Line:
@@ -196,12 +197,6 @@ def _exact(t) -> Fraction:
     if isinstance(t, Rational):
         return Fraction(int(t.numerator), int(t.denominator))
     return Fraction(t) if isinstance(t, Decimal) else Fraction(float(t))
-
-
-def actions_of(order: list[str]) -> Iterator[Action]:
-    """Yield F0 F1 I0 ... of F F I ..."""
-    numbers = {sign: count() for sign in "FIW"}
-    return (KINDS[sign](next(numbers[sign])) for sign in order)
 
 
 def by_hand(line: Line, memory: int) -> Iterator[Choice]:

@@ -13,8 +13,9 @@ waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the 
             the memory of 1F1B; if m >= 2p - 1 and TF = TI = TW
 """
 
-from collections.abc import Iterator
-from itertools import islice, product
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import inf
 
 from minidist.pipeline_parallel.actions import (
     KINDS,
@@ -55,19 +56,19 @@ def v_shaped(p: int) -> list[list[int]]:
 
 def zb_v(p: int, m: int) -> Programs:
     """Return the programs of all ranks."""
-    shared = passes("FIW", m)
-    return Programs([rank_of_v(rank, p, m, shared) for rank in range(p)], v_shaped(p))
+    return Programs([actions_of(steps_of_v(rank, p, m), m) for rank in range(p)], v_shaped(p))
 
 
-def passes(signs: str, m: int) -> dict[str, list[Action]]:
-    """Return the actions of m micro-batches, by sign and chunk of a V: made once for all ranks."""
-    return {
-        sign + chunk: [KINDS[sign](i, int(chunk)) for i in range(m)]
-        for sign, chunk in product(signs, "01")
-    }
+def actions_of(steps: Iterable[str], m: float = inf) -> Iterator[Action]:
+    """Yield F0 F1 I0 ... of F F I ...; of F1, kind and chunk, F0.1. Each step comes m times."""
+    done: Counter[str] = Counter()
+    for step in steps:
+        if done[step] < m:
+            yield KINDS[step[0]](done[step], int(step[1:] or 0))
+            done[step] += 1
 
 
-def rank_of_v(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iterator[Action]:
+def steps_of_v(rank: int, p: int, m: int) -> Iterator[str]:
     """Chunk 0 is on the way down, stage `rank`; chunk 1 on the way up, stage 2p - 1 - `rank`.
 
     Written as runs of turns; a step is skipped where its micro-batches have run out:
@@ -80,7 +81,6 @@ def rank_of_v(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Ite
         I0 W0 x (p - rank)
         W1 W0 x m
     """
-    left = {step: iter(actions) for step, actions in shared.items()}
     for times, turn in (
         (2 * (p - rank) - 1, "F0"),
         (rank, "F1 F0"),
@@ -90,5 +90,4 @@ def rank_of_v(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Ite
         (p - rank, "I0 W0"),
         (m, "W1 W0"),
     ):
-        for step in turn.split() * times:
-            yield from islice(left[step], 1)
+        yield from turn.split() * times

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import BackwardWeight, Programs, Reduce, updates
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
-from minidist.pipeline_parallel.symbols import certificate, gradients
 from minidist.pipeline_parallel.text import read
+from minidist.pipeline_parallel.validation import certificate, gradients
 from tests.strategies import linear_extensions, schedules, with_or_without_reductions
 
 

@@ -27,8 +27,8 @@ from minidist.pipeline_parallel import (
     validate,
 )
 from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.symbols import certificate
 from minidist.pipeline_parallel.text import as_text as program_text
+from minidist.pipeline_parallel.validation import certificate
 from minidist.planning.clock import Time, divided
 from minidist.planning.simulator import Moment, critical_path, needs, simulate, stash, waits
 
