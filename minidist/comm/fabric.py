@@ -9,6 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from minidist.comm.communicator import Communicator, Key, Ledger, Message, NewGr
 from minidist.comm.diagnosis import Signature, Snapshot, Wait, call_site, mismatch, snapshot
 from minidist.comm.local.device_memory import TABLE, DeviceMemory
 from minidist.comm.local.limits import GIVE_WAY
-from minidist.comm.local.shared_memory import BLOCK, Alarm, SharedMemory
+from minidist.comm.local.shared_memory import BLOCK, SharedMemory
 from minidist.errors import WrongInput
 from minidist.events import EventLog
 
@@ -135,7 +136,7 @@ class Mailbox:
             )
             with self.waiting(wait):
                 while received is None:  # another thread of this rank may be faster
-                    self._sleep_until(sources, key)
+                    self.sleep_until(partial(self._is_ready, sources, key))
                     self.check_open(key.run)
                     received = self._pop(sources, key)
         return received
@@ -164,15 +165,19 @@ class Mailbox:
     def _has_any(self, sources: list[int], key: Key) -> bool:
         return any((source, key) in self.messages for source in sources)
 
-    def _sleep_until(self, sources: list[int], key: Key) -> None:
-        """Wait for a message of `key` from one of these sources, or for the end of the run."""
+    def _is_ready(self, sources: list[int], key: Key) -> bool:
+        """Return whether there is a message of `key` from one of these sources, or the run is over.
 
-        def ready() -> bool:
-            for source in sources:
-                if source in self.polled and (source, key) not in self.messages:
-                    self.polled[source].request_wake_up()
-                    self._drain(source)
-            return self.is_over(key.run) or self._has_any(sources, key)
+        If there is none, the next one leads to `notify`.
+        """
+        for source in sources:
+            if source in self.polled and (source, key) not in self.messages:
+                self.polled[source].request_wake_up()
+                self._drain(source)
+        return self.is_over(key.run) or self._has_any(sources, key)
+
+    def sleep_until(self, ready: Callable[[], bool]) -> None:
+        """Return when the condition holds; it is asked after each `notify`, with the lock held."""
 
         def ready_now() -> bool:
             with self.lock:
@@ -308,7 +313,7 @@ class Fabric:
     rank, size, hosts, device  see Place
     mailbox            where its messages arrive
     memory             its memory on the host, which the ranks of the host share
-    alarm              wakes the ranks of this machine; None if the mailbox has a pace
+    wake               (rank): leads to `notify` of that rank's mailbox; None if ranks poll
     deliver            (to, key, message): the transport's part of a send, by one thread at a time
                        for each rank; the array has been copied when it returns
     own_process        whether the rank is a process, and not one thread of the caller's
@@ -331,13 +336,13 @@ class Fabric:
         place: Place,
         mailbox: Mailbox,
         memory: SharedMemory,
-        alarm: Alarm | None,
+        wake: Callable[[int], None] | None,
         deliver: Callable[[int, Key, Message], None],
         own_process: bool = True,
     ):
         self.rank, self.size, self.device = place.rank, place.size, place.device
         self.hosts, self.connect = place.hosts, place.connect
-        self.mailbox, self.memory, self.alarm, self.deliver = mailbox, memory, alarm, deliver
+        self.mailbox, self.memory, self.wake, self.deliver = mailbox, memory, wake, deliver
         self.own_process = own_process
         self.outgoing = [Outgoing() for _ in range(self.size)]
         self.run = 0
@@ -350,7 +355,7 @@ class Fabric:
         self.block = self._zeros()  # the first array in every region: at one offset in each
         self.table: np.ndarray | None = None
         self.device_memory: DeviceMemory | None = None
-        if alarm is not None and self.device != "cpu":
+        if wake is not None and self.device != "cpu":
             self.table = self.memory.empty(1, TABLE)  # the second; untouched so far, hence zeros
 
     # What Group needs.

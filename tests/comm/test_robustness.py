@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
+from minidist.comm.fabric import Mailbox
 from minidist.comm.local.processes import ctrl_c_waits
-from minidist.comm.local.shared_memory import NOWHERE, Alarm, size_class
+from minidist.comm.local.shared_memory import NOWHERE, size_class
 from minidist.errors import RankDied, RankFailed
 from tests.comm.test_cluster import gone
 from tests.strategies import arrays
@@ -26,12 +27,12 @@ def test_groups_that_are_made_and_dropped_do_not_disturb_a_slow_rank(cluster, tr
     """A rank that has left a barrier must not take away what another still looks at."""
 
     def worker(group):
-        def late(self, seconds, sleep=Alarm.sleep):
-            sleep(self, seconds)
+        def late(self, ready, sleep=Mailbox.sleep_until):
+            sleep(self, ready)
             time.sleep(0.002)
 
         if group.rank == 1:
-            Alarm.sleep = late
+            Mailbox.sleep_until = late
         try:
             for step in range(40):
                 sub = group.split(0)
@@ -39,7 +40,7 @@ def test_groups_that_are_made_and_dropped_do_not_disturb_a_slow_rank(cluster, tr
                 assert float(sub.all_reduce(np.array(step, "f8"))) == step * group.size
                 del sub
         finally:
-            Alarm.sleep = late.__defaults__[0]
+            Mailbox.sleep_until = late.__defaults__[0]
         return "well"
 
     size = 2 if transport == "process" else 3

@@ -1,9 +1,9 @@
 """How many ranks there can be, and how they share a core; checked before anything is started.
 
-Pipes and sockets are open files, whose number is limited in each process (`ulimit -n`) by its soft
-limit, which it may raise up to its hard limit. The caller has more open files than the fork server
-and the ranks, which inherit the limit when the fork server starts. So the limit is raised before
-that, for the largest cluster.
+Sockets are open files, whose number is limited in each process (`ulimit -n`) by its soft limit,
+which it may raise up to its hard limit. The caller has more open files than the fork server and the
+ranks, which inherit the limit when the fork server starts. So the limit is raised before that, for
+the largest cluster.
 """
 
 import math
@@ -16,22 +16,20 @@ from threadpoolctl import ThreadpoolController
 from minidist.errors import WrongInput
 
 MOST = {
-    "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes at most 253
+    "process": 123,  # the caller has some N^2 / 4 sockets open during a start
     "thread": 1000,  # every rank maps every rank's block: N^2 objects, 0.7 GB
 }
 GIVE_WAY = getattr(os, "sched_yield", lambda: None)  # let another thread or process have this core
 SPARE = 16  # the shared memory, what is open for a moment during a start, and a few to spare
 
 
-def open_files(size: int, transport: str) -> int:
-    """Return how many more files the caller has open, at most, while `size` ranks start.
+def open_files(size: int) -> int:
+    """Return how many more files the caller has open, at most, while `size` processes start.
 
-    thread    a pipe per rank
-    process   a pipe per rank until all have started; three per rank that has started; and, with k
-              of them started, a socket for each of the k(N - k) pairs of a started rank and another
+    Three per rank that has started; and, with k of them started, a socket for each of the k(N - k)
+    pairs of a started rank and another.
     """
-    pipes = 2 * size + SPARE
-    return pipes if transport == "thread" else pipes + 3 * size + (size + 1) ** 2 // 4
+    return 3 * size + (size + 1) ** 2 // 4 + SPARE
 
 
 def check_size(size: int, transport: str) -> None:
@@ -43,13 +41,15 @@ def check_size(size: int, transport: str) -> None:
             f"{size} ranks are too many: use at most {MOST[transport]} with "
             f"transport={transport!r}{remedy}"
         )
+    if transport == "thread":
+        return
     used = len(os.listdir("/dev/fd"))
-    limit = _raised_limit(used + open_files(MOST[transport], transport))
-    needed = used + open_files(size, transport)
+    limit = _raised_limit(used + open_files(MOST[transport]))
+    needed = used + open_files(size)
     if needed > limit:
-        enough = [n for n in range(size) if used + open_files(n, transport) <= limit]
+        enough = [n for n in range(size) if used + open_files(n) <= limit]
         raise WrongInput(
-            f"{size} {transport} ranks need {needed} open files, {used} of them open already, but "
+            f"{size} process ranks need {needed} open files, {used} of them open already, but "
             f"the hard limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer "
             f"ranks, let the administrator raise the hard limit (ulimit -Hn){remedy}"
         )

@@ -62,7 +62,7 @@ from minidist.comm.local.ring_buffer import (
     wake_up,
     write_message,
 )
-from minidist.comm.local.shared_memory import Alarm, SharedMemory, create_file
+from minidist.comm.local.shared_memory import SharedMemory, create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.worker import Report, execute, pack, unpack
 from minidist.errors import WrongInput
@@ -77,22 +77,21 @@ PRELOAD = [
 ]
 
 
-class Descriptors:
-    """File descriptors that a process which is being started inherits as open files of its own."""
+class Descriptor:
+    """A file descriptor that a process which is being started inherits as an open file."""
 
-    def __init__(self, numbers: list[int]):
-        self.numbers = numbers
+    def __init__(self, number: int):
+        self.number = number
 
     def __reduce__(self):
-        return _received, ([reduction.DupFd(number) for number in self.numbers],)
+        return _received, (reduction.DupFd(self.number),)
 
     def close(self) -> None:
-        for number in self.numbers:
-            os.close(number)
+        os.close(self.number)
 
 
-def _received(duplicates) -> Descriptors:
-    return Descriptors([duplicate.detach() for duplicate in duplicates])
+def _received(duplicate) -> Descriptor:
+    return Descriptor(duplicate.detach())
 
 
 def start_method() -> ForkServerContext | SpawnContext:
@@ -179,22 +178,18 @@ def serve(
     place: Place,
     control: Connection,
     peers: dict[int, Connection],
-    shared: Descriptors,
-    alarm: Descriptors,
+    shared: Descriptor,
 ) -> None:
     """Be a rank: carry out the orders of the control connection until it closes.
 
-    shared  the file of the shared memory, and the writing end of every rank's alarm
-    alarm   the reading end of this rank's alarm
+    shared  the file of the shared memory
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not blocked from the start
     keep_freed_memory()
-    file, *writers = shared.numbers
-    memory = SharedMemory(mmap.mmap(file, 0), place.rank, place.size)
-    os.close(file)
+    memory = SharedMemory(mmap.mmap(shared.number, 0), place.rank, place.size)
+    shared.close()
     with limit_blas(place.size):
-        alarms = Alarm(alarm.numbers[0], writers)
-        process = RankProcess(place, control, peers, memory, alarms)
+        process = RankProcess(place, control, peers, memory)
         process.work()
         process.fabric.close()
 
@@ -208,7 +203,6 @@ class RankProcess:
         control: Connection,
         peers: dict[int, Connection],
         memory: SharedMemory,
-        alarm: Alarm,
     ):
         self.rank, self.control, self.peers = place.rank, control, peers
         self.mailbox, self.ordered = Mailbox(), 0
@@ -216,7 +210,7 @@ class RankProcess:
         self.done, self.answering = 0, threading.Lock()
         self.readers: dict[int, RingBufferReader] = {}
         self.writers: dict[int, RingBufferWriter] = {}
-        self.fabric = Fabric(place, self.mailbox, memory, alarm, self.deliver)
+        self.fabric = Fabric(place, self.mailbox, memory, self.wake, self.deliver)
         if SPINS:
             self._open_ring_buffers(memory, place.size)
 
@@ -299,6 +293,10 @@ class RankProcess:
         except OSError:
             threading.Event().wait()  # the receiver has died: the caller sees it, and stops us
 
+    def wake(self, rank: int) -> None:
+        with self.fabric.outgoing[rank].lock, suppress(OSError):  # the rank may have died
+            wake_up(self.peers[rank])
+
 
 class ProcessRanks:
     """The caller's side, see Ranks in cluster.py: a process and a connection for each rank."""
@@ -334,13 +332,8 @@ class ProcessRanks:
 
     def _start(self, device: str, connect: Connect, hosts: list[int], theirs: ExitStack) -> None:
         context = start_method()
-        shared, alarms = Descriptors([create_file(self.size)]), []
+        shared = Descriptor(create_file(self.size))
         theirs.callback(shared.close)
-        for _ in range(self.size):
-            reader, writer = os.pipe()
-            shared.numbers.append(writer)
-            alarms.append(Descriptors([reader]))
-            theirs.callback(alarms[-1].close)
         peers: list[dict[int, Connection]] = [{} for _ in range(self.size)]
         with nameless_main():
             for rank in range(self.size):
@@ -353,7 +346,7 @@ class ProcessRanks:
                 with end:  # so the rank holds the only other one: its death is our end-of-file
                     process = context.Process(
                         target=serve,
-                        args=(place, end, peers[rank], shared, alarms[rank]),
+                        args=(place, end, peers[rank], shared),
                         name=f"rank {rank}",
                         daemon=True,
                     )

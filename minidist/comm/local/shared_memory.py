@@ -10,11 +10,9 @@ ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share a
 import mmap
 import os
 import resource
-import select
 import tempfile
 import threading
 import weakref
-from contextlib import suppress
 
 import numpy as np
 
@@ -50,27 +48,6 @@ def size_class(nbytes: int) -> int:
     """Round up, by an eighth at most and to whole lines, so that freed places fit other arrays."""
     grain = max(LINE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-max(1, nbytes) // grain) * grain
-
-
-class Alarm:
-    """How sleeping ranks are woken: a pipe for each. A rank sleeps when it has spun too long."""
-
-    def __init__(self, reader: int, writers: list[int]):
-        self.reader, self.writers = reader, writers
-        for descriptor in (self.reader, *writers):
-            os.set_blocking(descriptor, False)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait until another rank calls `wake`, for at most this time."""
-        poll = select.poll()  # not to be shared between threads
-        poll.register(self.reader, select.POLLIN)
-        if poll.poll(1000 * seconds):
-            with suppress(BlockingIOError):  # another thread of this rank has read it
-                os.read(self.reader, 4096)
-
-    def wake(self, rank: int) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full of calls, or it is dead
-            os.write(self.writers[rank], b"!")
 
 
 class SharedMemory:

@@ -49,7 +49,7 @@ class Board:
         block: np.ndarray,
     ):
         self.members, self.me, self.block, self.run = members, me, block, fabric.run
-        self.alarm, self.mailbox, self.spins = fabric.alarm, fabric.mailbox, fabric.mailbox.spins
+        self.wake, self.mailbox, self.spins = fabric.wake, fabric.mailbox, fabric.mailbox.spins
         shared = memoryview(fabric.memory.map)
         self.bytes = [shared[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
@@ -84,16 +84,13 @@ class Board:
         self._fence()
         self.mine[ARRIVED] = self.step
         self._fence()  # else each might miss the other: we its sleep, it our arrival
-        for words, rank in self.others:
-            if words[SLEEPS]:
-                assert self.alarm is not None  # who has none polls
-                self.alarm.wake(rank)
-        for _ in range(self.spins):
-            if self._all_have_come():
-                break
-            GIVE_WAY()  # a rank that this one waits for may need this core
+        if self._all_have_come():  # the last rank to come sees this, and wakes those that sleep
+            for words, rank in self.others:
+                if words[SLEEPS]:
+                    assert self.wake is not None  # who has none polls
+                    self.wake(rank)
         else:
-            self._sleep(operation)
+            self._wait(operation)
         self._fence()
         self.mailbox.check_open(self.run)  # else the blocks may be another run's by now
 
@@ -112,18 +109,16 @@ class Board:
     def missing(self) -> list[int]:
         return [rank for words, rank in self.others if words[ARRIVED] < self.step]
 
-    def _sleep(self, operation: str) -> None:
-        def ready():
-            return not self.missing() or self.mailbox.is_over(self.run)
-
-        with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
-            if self.mailbox.pace is not None and self.mailbox.pace.wait_until(ready):
+    def _wait(self, operation: str) -> None:
+        """Wait for the other ranks, or for the end of the run: spin, then sleep."""
+        for _ in range(self.spins):
+            GIVE_WAY()  # a rank that this one waits for may need this core
+            if self._all_have_come():
                 return
-            assert self.alarm is not None
-            self.mine[SLEEPS] = 1
+        with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
+            self.mine[SLEEPS] = int(self.wake is not None)
             self._fence()
-            while not ready():
-                self.alarm.sleep(0.01)  # a call may be lost between the check and the sleep
+            self.mailbox.sleep_until(lambda: not self.missing() or self.mailbox.is_over(self.run))
             self.mine[SLEEPS] = 0
 
     def _explain(self, signature: Signature, side: int) -> None:

@@ -27,7 +27,7 @@ from minidist.comm.communicator import Key, Message
 from minidist.comm.diagnosis import Snapshots
 from minidist.comm.fabric import Connect, Fabric, Mailbox, Place, Stopped, numbered
 from minidist.comm.local.limits import check_size, limit_blas
-from minidist.comm.local.shared_memory import Alarm, SharedMemory, create_file
+from minidist.comm.local.shared_memory import SharedMemory, create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.worker import Report, execute
 
@@ -105,15 +105,13 @@ class ThreadRanks:
         descriptor = create_file(size)
         shared = mmap.mmap(descriptor, 0)
         os.close(descriptor)
-        self.pipes = [os.pipe() for _ in range(size)]
-        writers = [writer for _, writer in self.pipes]
         mailboxes = [Mailbox() for _ in range(size)]
         self.fabrics = [
             Fabric(
                 Place(rank, size, device, numbers, connect),
                 mailboxes[rank],
                 SharedMemory(shared, rank, size),
-                Alarm(self.pipes[rank][0], writers),
+                lambda to: mailboxes[to].notify(),
                 _deliver_from(rank, mailboxes),
                 own_process=False,
             )
@@ -177,9 +175,6 @@ class ThreadRanks:
             thread.join(timeout=1)
         if self.threads:
             self.limits.restore_original_limits()
-        if not any(thread.is_alive() for thread in self.threads):
-            for descriptor in [end for pipe in self.pipes for end in pipe]:
-                os.close(descriptor)
 
 
 def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Message], None]:
