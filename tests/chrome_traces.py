@@ -2,7 +2,7 @@
 
 import math
 
-from minidist.observe.chrome_trace import METADATA, nesting
+from minidist.observe.chrome_trace import nesting
 
 
 def check_chrome_trace(trace: dict) -> None:
@@ -23,7 +23,8 @@ def check_chrome_trace(trace: dict) -> None:
             span = e["ts"], e["ts"] + e["dur"], e["name"]
             slices.setdefault(place, []).append(span)
         else:
-            assert e["ph"] == "M" and type(e["args"][METADATA[e["name"]]]) in (int, str)
+            key = "sort_index" if e["name"].endswith("sort_index") else "name"
+            assert e["ph"] == "M" and type(e["args"][key]) in (int, str)
             named |= {(e["name"], e["pid"]), (e["name"], *place)}
     for (pid, tid), spans in slices.items():
         assert {("process_name", pid), ("thread_name", pid, tid)} <= named

@@ -63,14 +63,6 @@ def nesting(spans: list[tuple[float, float, str]], where: str) -> list[int]:
     return depths
 
 
-METADATA = {
-    "process_name": "name",
-    "thread_name": "name",
-    "process_sort_index": "sort_index",
-    "thread_sort_index": "sort_index",
-}
-
-
 def chrome_trace(log: EventLog) -> dict:
     """Return a Chrome trace: a process per rank, a complete event per event, times in us from zero.
 
@@ -89,10 +81,15 @@ def chrome_trace(log: EventLog) -> dict:
 
 
 def _labels(rank: int, tid: int, thread: str, index: int) -> list[dict]:
-    values = (f"rank {rank}", thread, rank, index)
+    labels: dict[str, dict] = {
+        "process_name": {"name": f"rank {rank}"},
+        "thread_name": {"name": thread},
+        "process_sort_index": {"sort_index": rank},
+        "thread_sort_index": {"sort_index": index},
+    }
     return [
-        {"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {key: value}}
-        for (name, key), value in zip(METADATA.items(), values, strict=True)
+        {"ph": "M", "name": name, "pid": rank, "tid": tid, "args": label}
+        for name, label in labels.items()
     ]
 
 

@@ -10,6 +10,7 @@ this machine's two cores are worth 2 T / T' of one. A pipeline of two stages can
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,15 +33,24 @@ TITLE = "two ranks, float32"
 WIDTH, LAYERS, BATCH = 1024, 8, 256
 MICRO_BATCHES = (4, 8)
 PEERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-WAYS = {  # {name of the row: schedule, m, whether weights are last}
-    f"{schedule}, m = {m}{', weights last' if last else ''}": (schedule, m, last)
-    for m, schedule, last in product(MICRO_BATCHES, PEERS, (False, True))
-}
-WHOLE, ONE, BOTH = (
-    "one process, whole batch",
-    "one process, m = {}",
-    "two independent processes, m = {}",
-)
+ONE, BOTH = "one process, m = {}", "two independent processes, m = {}"
+
+
+class Work(NamedTuple):
+    """Forward and backward of m micro-batches: through a pipeline, or all of them in each rank."""
+
+    ranks: int
+    m: int
+    schedule: str | None = None
+    weights_last: bool = False
+
+
+WORKS = {"one process, whole batch": Work(1, 1)}
+for m in MICRO_BATCHES:
+    WORKS |= {ONE.format(m): Work(1, m), BOTH.format(m): Work(2, m)}
+    for schedule, last in product(PEERS, (False, True)):
+        name = f"{schedule}, m = {m}{', weights last' if last else ''}"
+        WORKS[name] = Work(2, m, schedule, last)
 
 
 def rows(rounds: int = 3) -> Iterator[dict]:
@@ -48,19 +58,16 @@ def rows(rounds: int = 3) -> Iterator[dict]:
     with Cluster(1) as one, Cluster(2) as two:
         contest = rounds_of(
             rounds,
-            ours=lambda: one.run(on_one)[0] | slowest(two.run(on_two)),
+            ours=lambda: one.run(times)[0] | slowest(two.run(times)),
             PyTorch=peer("torch", "pipelines", "2"),
         )
-    yield contest.row(WHOLE, WHOLE)
-    for m in MICRO_BATCHES:
-        for name in (ONE.format(m), BOTH.format(m)):
-            yield contest.row(name, name)
-        yield from (compared(contest, name) for name, way in WAYS.items() if m in way)
+    for name, work in WORKS.items():
+        yield compared(contest, name) if work.schedule else contest.row(name, name)
 
 
 def compared(contest: Rounds, name: str) -> dict:
     """Compare a pipeline with one process, with what two cores can give, and with its peer."""
-    schedule, m, _ = WAYS[name]
+    _, m, schedule, _ = WORKS[name]
     one, both = (contest.seconds("ours", alone.format(m)) for alone in (ONE, BOTH))
     speed_up = middle(one / contest.seconds("ours", name))
     least = 0.85 * 2 * m / (m + 1) * middle(one / both)
@@ -68,18 +75,9 @@ def compared(contest: Rounds, name: str) -> dict:
     return contest.row(name, name, "PyTorch", theirs=f"{schedule}, m = {m}", note=note)
 
 
-def on_one(group: Group) -> Times:
-    return timed(group, {WHOLE: (None, 1)} | {ONE.format(m): (None, m) for m in MICRO_BATCHES})
-
-
-def on_two(group: Group) -> Times:
-    return timed(group, {BOTH.format(m): (None, m) for m in MICRO_BATCHES} | WAYS)
-
-
-def timed(group: Group, works: dict[str, tuple]) -> Times:
-    return times_of(
-        {name: partial(step_of, group, *way) for name, way in works.items()}, group.barrier
-    )
+def times(group: Group) -> Times:
+    works = {n: partial(step_of, group, w) for n, w in WORKS.items() if w.ranks == group.size}
+    return times_of(works, group.barrier)
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
@@ -88,18 +86,17 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
     return random.standard_normal((BATCH, WIDTH), np.float32), random.integers(0, WIDTH, BATCH)
 
 
-def step_of(group: Group, schedule: str | None, m: int, weights_last=False) -> Step:
-    """Return a step of m micro-batches: through a pipeline, or all in this process."""
+def step_of(group: Group, work: Work) -> Step:
     model, whole = nn.MLP([WIDTH] * (LAYERS + 1)), Batch(*batch())
 
     def accumulate() -> None:
-        for part in whole.micro_batches(m):
+        for part in whole.micro_batches(work.m):
             nn.cross_entropy(model(part.inputs), part.targets, BATCH).backward()
 
     parameters = model.parameters()
     backward: Step = accumulate
-    if schedule is not None:
-        pipeline = Pipeline(model, group, schedule, m, weights_last=weights_last)
+    if work.schedule is not None:
+        pipeline = Pipeline(model, group, work.schedule, work.m, weights_last=work.weights_last)
         parameters, backward = pipeline.parameters(), partial(pipeline.backward, whole)
 
     def step() -> None:
