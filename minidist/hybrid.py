@@ -33,7 +33,14 @@ from minidist import nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
 from minidist.context_parallel import Cut, axes_of, context_parallel, share_of_positions, zigzag
-from minidist.data_parallel.zero import Runs, ShardedLayers, copies_of, tied_between_layers
+from minidist.data_parallel.zero import (
+    Copies,
+    Runs,
+    ShardedCopies,
+    ShardedLayers,
+    copies_of,
+    tied_between_layers,
+)
 from minidist.errors import WrongInput
 from minidist.expert_parallel import expert_parameters, keep_own_experts
 from minidist.nn.datasets import Batch
@@ -41,21 +48,19 @@ from minidist.nn.flat_parameters import flat_slices
 from minidist.parallel import (
     check_replicas,
     from_holders,
-    gradient,
-    load_own,
     shapes_of,
     share_scales_of_stage,
     sum_loads,
     sum_squares_over,
 )
-from minidist.parallel.trainer import AnyOptimizer, update, without_dropout
+from minidist.parallel.trainer import Holder
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Action, BackwardInput
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 
-class Hybrid:
+class Hybrid(Holder):
     """This rank's part of a Transformer on a mesh with the axes dp, pp, tp and, if asked for, cp.
 
     model          a single-device Transformer, the same on every rank; its layers are taken over.
@@ -73,6 +78,8 @@ class Hybrid:
                    neighbours exchange heads inside a ring (context_parallel/usp.py)
     check_weights  whether the ranks first compare their weights (see check_same_weights)
     """
+
+    copies: Copies | ShardedCopies
 
     def __init__(
         self,
@@ -94,7 +101,8 @@ class Hybrid:
         check_axes(mesh, model, split_sequence, ep)
         check_zero(zero, shards, model, ep, split_sequence, options.get("recompute", False))
         self.scales = share_scales_of_stage(model, mesh)
-        self.check_group = check_replicas(model, mesh.group, check_weights, loads=True)
+        same = check_replicas(model, mesh.group, check_weights, loads=True)
+        shapes = shapes_of(model)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
         self.cp, self.replicas = mesh.over("cp"), mesh.over("dp", "cp")
         # Sums run in a second thread, and a group serves one thread at a time: split(0) makes the
@@ -104,7 +112,6 @@ class Hybrid:
         self.tp_sums = mesh.tp.split(0) if split_sequence else mesh.tp
         self.expert_group = mesh.dp.split(mesh.dp.rank // ep)
         self.same_experts = self.replicas if ep == 1 else self.replicas.split(mesh.dp.rank % ep)
-        self.shapes = shapes_of(model)
         self.experts = [p.name for p in expert_parameters(model)]
         self.context_axes = axes_of(self.cp, ulysses) if ulysses != 1 else None
         parts = self.split(model, attention, dispatch)
@@ -114,6 +121,9 @@ class Hybrid:
         options["sums"] = self.sum_gradients if zero < 2 else None
         self.pipeline = Pipeline(parts, mesh.pp, schedule, micro_batches, **options)
         check_whole_backward(self.pipeline.programs, zero)
+        super().__init__(self.pipeline.model, mesh.group, shapes, same, self.pipeline.m)
+        self.batches = self.pipeline.batches
+        self.batches.drop = self.drop
         runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
         for p in self.parameters():
@@ -134,7 +144,7 @@ class Hybrid:
     def copied_slices(self) -> Runs:
         """Return slices of this rank's flat vectors, each with the ranks that have copies of it."""
         found, experts = [], set(self.experts)
-        for layer in self.pipeline.model.layers:
+        for layer in self.model.layers:
             for group, is_expert in (self.replicas, False), (self.same_experts, True):
                 own = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
                 found += [(run, group) for run in flat_slices(own)]
@@ -150,41 +160,35 @@ class Hybrid:
         found += self.copies.groups + self.scales
         return list(dict.fromkeys(found))
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return what this rank's optimizer updates: the parameters or, with ZeRO, its shards."""
-        return self.copies.parameters()
+    def share(self, batch: Batch) -> Batch:
+        """Return this rank's examples of a batch, and of these its positions."""
+        mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
+        return share_of_positions(mine, self.cp, self.positions)
 
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return self.pipeline.named_parameters()
+    def total(self, loss: Array) -> float:
+        """Return the whole batch's loss on every rank, given what the pipelines return."""
+        return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def backward(self, batch: Batch) -> float:
         """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
 
         The parameters must not have a gradient before. Every rank gets tokens [B, T] of the batch.
         """
-        if self.pipeline.batches.broken:
-            self.copies.drop()
-        elif any(p.grad is not None for p in self.parameters()):
+        if not self.batches.broken and any(p.grad is not None for p in self.parameters()):
             raise WrongInput(
                 "the gradients of the last batch are sums over ranks, and would be summed again; "
                 "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
-        mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
-        mine = share_of_positions(mine, self.cp, self.positions)
-        loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
+        loss = self.pipeline.run(self.micro_batches(batch))
         if isinstance(self.copies, ShardedLayers):  # no sum has been beside the pipeline
             self.copies.end_backward(last=True)
-        sum_loads(self.pipeline.model, self.replicas)
-        return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+        sum_loads(self.model, self.replicas)
+        return self.total(loss)
 
-    def evaluate(self, batch: Batch) -> float:
-        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
-        mine = without_dropout(batch).share(self.mesh.dp.rank, self.mesh.dp.size)
-        mine = share_of_positions(mine, self.cp, self.positions)
-        loss = self.pipeline.run_forward(mine.micro_batches(self.pipeline.m))
-        return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+    def run_forward(self, batch: list[Batch]) -> Array:
+        return self.pipeline.run_forward(batch)
 
-    def sum_gradients(self, layers: list[nn.Module]) -> None:
+    def sum_gradients(self, layers: list[nn.Module]) -> None:  # type: ignore[override]  # some
         """Sum these layers' gradients: over tp, if the sequence is split, then over dp and cp.
 
         The pipeline calls it when they are complete, in a second thread (see reduction.py).
@@ -205,25 +209,6 @@ class Hybrid:
         mine, axes = self.copies.counted_here(once), (self.mesh.tp, self.mesh.pp, self.replicas)
         return sum_squares_over(mine, self.parameters(), own, *axes)
 
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update what this rank updates; give every rank the new weights; drop the gradients."""
-        self.pipeline.batches.check()
-        update(optimizer, self.pipeline.model, partial(self.copies.step, optimizer))
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        """Return the whole gradients by name, on every rank and on the host, before the step."""
-        held = {name: gradient(p) for name, p in self.named_parameters().items()}
-        return self.whole(held | self.copies.gradients())
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the weights of the whole model, on every rank and on the host, by name."""
-        held = {name: p.data for name, p in self.named_parameters().items()}
-        return self.whole(held | self.copies.weights())
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy the whole model's arrays, the same on every rank, into this rank's parts."""
-        load_own(self.pipeline.model, state, self.shapes, self.check_group, self.copies.load)
-
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return the whole arrays of all parameters, given the parts that this rank holds."""
         named = self.named_parameters()
@@ -241,11 +226,7 @@ def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> N
             f"Hybrid has no axis {sorted(unknown)[0]}; make the mesh of dp, pp, cp and tp, "
             "and give ep as an argument"
         )
-    if model.loss is not nn.cross_entropy:
-        raise WrongInput(
-            "Hybrid cuts the vocabulary, and its loss is the cross entropy over it; this model has "
-            "another loss: train it by DataParallel, Zero or Pipeline"
-        )
+    vocab_parallel.check_loss(model)
     if isinstance(model, nn.Seq2Seq):
         check_whole(mesh, model, split_sequence)
     if split_sequence and mesh.axes.get("cp", 1) > 1:

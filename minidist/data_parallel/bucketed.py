@@ -23,6 +23,9 @@ from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
 from minidist.parallel import check_balance, check_replicas, summed_ranks
+from minidist.parallel.trainer import WholeBatches
+
+PARTLY_SUMS = "its gradients are partly sums; call drop() of the Bucketed, and begin the step again"
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
@@ -70,7 +73,7 @@ class Bucketed:
         self.model, self.group = model, group.split(0)  # to run beside collectives of `group`
         self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
-        self.broken = False  # whether an error has ended a step
+        self.batches = WholeBatches(self.drop, PARTLY_SUMS)
         self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
         self.orders = self.group.beside(self.all_reduce, "buckets")
         self.replaced: list[Array] = []  # gradients, whose memory must not be reused before `wait`
@@ -80,25 +83,19 @@ class Bucketed:
     @contextmanager
     def reduce(self) -> Iterator[None]:
         """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
-        if self.broken:
-            raise WrongInput(
-                "an error ended an earlier step in the middle, and its gradients are partly sums; "
-                "call drop() of the Bucketed, and begin the step again"
-            )
-        self.broken = True
-        self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
-        try:
-            yield
-            check_balance(self.model, self.group.size)
-            self.launch_until(len(self.buckets))
-        finally:
-            self.missing = None
-            self.orders.end()
-        self.wait()
+        with self.batches.batch():
+            self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
+            try:
+                yield
+                check_balance(self.model, self.group.size)
+                self.launch_until(len(self.buckets))
+            finally:
+                self.missing = None
+                self.orders.end()
+            self.wait()
 
     def wait(self) -> None:
         """Wait for the sums that were begun; then no second thread adds any more."""
-        self.broken = False
         self.orders.wait("the end of all buckets")
         self.replaced.clear()
 
@@ -107,6 +104,7 @@ class Bucketed:
         self.wait()
         for p in self.bucket_of:
             p.grad = None
+        self.batches.broken = False
 
     def ready(self, p: Parameter) -> None:
         """Note that a gradient is complete; launch the buckets whose turn it is."""

@@ -66,6 +66,10 @@ class BucketedDataParallel(DataParallel):
         with self.reducer.reduce():
             loss.backward()
 
+    def drop(self) -> None:
+        super().drop()
+        self.reducer.drop()
+
 
 class CompressedDataParallel(DataParallel):
     """DataParallel that sends less: each rank remembers what it leaves out (compression.py).

@@ -27,7 +27,6 @@ parts of a layer, and what gathers them, are in zero_layers.py.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -60,25 +59,20 @@ from minidist.parallel import (
     check_balance,
     check_replicas,
     check_statistics,
-    gradient,
-    load_own,
     summed_ranks,
 )
-from minidist.parallel.trainer import AnyOptimizer, Holder, update
+from minidist.parallel.trainer import AllHeld, AnyOptimizer, Holder
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
 
 
-class Copies:
+class Copies(AllHeld):
     """Stage 0: every rank keeps the whole sum and updates all that it holds."""
 
     def __init__(self, runs: Runs, parameters: list[nn.Parameter]):
-        self.runs, self.held = runs, parameters
+        super().__init__(parameters)
+        self.runs = runs
         self.groups: list[Group] = []
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return what this rank's optimizer updates."""
-        return self.held
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
         """Sum over the ranks what is in these flat vectors' gradients."""
@@ -96,26 +90,12 @@ class Copies:
         firsts = {p for run, group in self.runs if group.rank == 0 for p in run.parts}
         return [p.grad for p in parameters if p in firsts]
 
-    def drop(self) -> None:
-        """Drop what is left of a batch that an error has ended, but for the gradients in `held`."""
-
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update what this rank updates, and give all ranks the new weights."""
-        optimizer.step()
-
     def gradients(self) -> dict[str, Array]:
         """Return the sums by name, of all that this rank holds."""
         return {p.name: p.grad for run, _ in self.runs for p in run.parts}
 
-    def weights(self) -> dict[str, Array]:
-        """Return by name the weights that the parameters do not have now: none."""
-        return {}
 
-    def load(self, model: nn.Module, state: dict[str, np.ndarray]) -> None:
-        model.load_state(state)
-
-
-class ShardedCopies:
+class ShardedCopies(AllHeld):
     """Stage 1: every rank keeps a part of the sum, updates it, and gets the others' new weights.
 
     shards   how many neighbours among those with copies share one; None: all (hierarchical_zero.py)
@@ -128,11 +108,12 @@ class ShardedCopies:
     buffers: Sequence[Array] = ()
 
     def __init__(self, runs: Runs, parameters: list[nn.Parameter], shards: int | None = None):
+        super().__init__(parameters)
         every = dict.fromkeys(group for _, group in runs)
         levels = {} if shards is None else {group: two_levels(group, shards) for group in every}
         self.groups = [level for both in levels.values() for level in both]
         self.between = dict(levels.values())
-        self.shards, self.held = [], parameters
+        self.shards: list[LayerShard] = []
         for run, group in runs:
             first = next(iter(run.parts))  # ranks of a group have the same runs, in any number
             inside, _ = levels.get(group, (group, None))
@@ -386,6 +367,8 @@ class Zero(Holder):
     peak    the most bytes of weights and gradients alive at once, whole and in shards
     """
 
+    copies: ShardedCopies
+
     def __init__(
         self,
         model: nn.Module,
@@ -410,7 +393,7 @@ class Zero(Holder):
         )
         assert isinstance(copies, ShardedCopies)  # or check_stage has refused it
         self.copies = copies
-        self.shards, self.batches.drop = copies.shards, copies.drop
+        self.shards = copies.shards
         if not runs:  # all is frozen: nothing is cut, and `sum_squares` is still over these groups
             copies.groups = [*two_levels(group, k)]
         self.inside, self.between, *_ = copies.groups
@@ -422,10 +405,6 @@ class Zero(Holder):
     def groups(self) -> list[Group]:
         return [*self.copies.groups, self.loss_group]
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return what this rank's optimizer updates: its shard of every layer."""
-        return self.copies.parameters()
-
     def accumulate(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
@@ -433,9 +412,6 @@ class Zero(Holder):
               and copies of the shards are summed then; after an error begin the step again
         """
         check_flat(self.model.parameters(), [s.whole for s in self.shards])
-        # As now: a norm may train again.
-        check_statistics(self.model, self.group.size, self.m)
-        check_balance(self.model, self.group.size)
         if self.batches.broken and not self.batches.open:
             self.copies.drop()
         if self.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
@@ -446,6 +422,11 @@ class Zero(Holder):
         with self.batches.batch():
             loss.backward()
             self.sample_memory()
+            if last:
+                check_statistics(
+                    self.model, self.group.size, self.m
+                )  # as now: a norm may train again
+                check_balance(self.model, self.group.size)
             self.copies.end_backward(last)
 
     def sample_memory(self) -> None:
@@ -464,31 +445,6 @@ class Zero(Holder):
             )
         self.copies.summed()  # or an error
         return float(self.inside.all_reduce(np.array(own)))
-
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update this rank's shards; give every rank the new weights.
-
-        optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
-        """
-        self.batches.check()
-        update(optimizer, self.model, partial(self.copies.step, optimizer))
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        """Return the whole gradients by name, on every rank and on the host, before the step."""
-        held = {name: gradient(p) for name, p in self.named_parameters().items()}
-        return self.whole(held | self.copies.gradients())
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all weights by name, on every rank and on the host."""
-        held = {name: p.data for name, p in self.named_parameters().items()}
-        return self.whole(held | self.copies.weights())
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy global arrays by name, the same on every rank, into all weights.
-
-        The optimizer's state does not change. The errors are the same as in `Module.load_state`.
-        """
-        load_own(self.model, state, self.shapes, self.check_group, self.copies.load)
 
 
 def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
-from minidist.autograd.recording import tick
+from minidist.autograd.recording import Since
 from minidist.backend import Array, address
 from minidist.comm import Group
 from minidist.errors import WrongInput
@@ -142,13 +142,13 @@ class Gatherer:
     layers  the shards of each layer
     groups  {the group of a shard: the same ranks in another group, for a second thread}
     gather  how the weights travel
-    began   when the second thread may have begun, on the clock of `tick`
+    since   whether the shards of the layer that is coming have changed since it was begun
     """
 
     def __init__(self, layers: list[list[LayerShard]], groups: dict[Group, Group], gather: Gather):
         self.layers, self.groups, self.fill = layers, groups, gather
         self.coming: int | None = None  # the layer whose weights a second thread gathers
-        self.began = 0
+        self.since = Since(self.last_changed)
         self.beside = next(iter(groups.values())).beside(self.gather, "gather")
 
     def need(self, k: int, then: int) -> None:
@@ -165,12 +165,15 @@ class Gatherer:
 
         None: there is none, or its shards have other weights since.
         """
-        came, self.coming = self.coming, None
-        self.beside.wait(f"the weights of layer {came}")
-        shards = [] if came is None else self.layers[came]
-        old = any(s.part.last_changed() > self.began for s in shards)
-        self.began = tick()
-        return None if old else came
+        self.beside.wait(f"the weights of layer {self.coming}")
+        came = None if self.since.behind() else self.coming
+        self.coming = None
+        self.since.follow()
+        return came
+
+    def last_changed(self) -> int:
+        shards = [] if self.coming is None else self.layers[self.coming]
+        return max((s.part.last_changed() for s in shards), default=0)
 
     def gather(self, k: int) -> None:
         """Fill layer k's flat vector with every rank's shards."""

@@ -9,13 +9,14 @@ Each axis ends in Trainers: DataParallel, Zero; Pipeline, Siamese; TensorParalle
 SpatialParallel; ContextParallel; ExpertParallel; and Hybrid, which combines axes. A training loop,
 a checkpoint and a test that know these methods need not know which strategy they train. The loss is
 the model's, `model.loss`, which may be set: `model.loss = nn.squared_error`. Where the vocabulary
-is cut, it is the cross entropy. Where a batch is one pass through the rank's model, a Trainer is a
-`Holder`: it says what is cut, and inherits all else.
+is cut, it is the cross entropy. A Trainer is a `Holder`: it says what is cut, and inherits the
+rest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -97,15 +98,14 @@ class Trainer(Protocol):
 class WholeBatches:
     """Whether the gradient is of whole batches: one that an error has ended leaves nothing behind.
 
-    model   what has gradients; they are dropped before the next batch
-    sends   whether stages send each other what only the rest of the batch receives
+    drop    () -> None: drops what is left of a batch that an error has ended
+    stuck   what `drop` cannot mend, and what to do then; the next batch is refused with it
     broken  whether an error has ended the last batch, or one has begun
-    drop    () -> None: drops what else is left of a batch that an error has ended
     """
 
-    def __init__(self, model: Module, sends: bool = False, drop: Callable[[], None] | None = None):
-        self.model, self.sends, self.broken = model, sends, False
-        self.drop, self.open = drop, False
+    def __init__(self, drop: Callable[[], None], stuck: str = ""):
+        self.drop, self.stuck = drop, stuck
+        self.broken = self.open = False
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -113,11 +113,9 @@ class WholeBatches:
         if self.open:
             yield
             return
-        self.check_sent()
+        self.check_stuck()
         if self.broken:
-            self.model.zero_grad()
-            if self.drop is not None:
-                self.drop()
+            self.drop()
         self.broken = self.open = True
         try:
             yield
@@ -128,17 +126,14 @@ class WholeBatches:
     @contextmanager
     def forward_alone(self) -> Iterator[None]:
         """Run forward passes in the `with` block; gradients stay as they are."""
-        self.check_sent()
-        before, self.broken = self.broken, self.broken or self.sends
+        self.check_stuck()
+        before, self.broken = self.broken, self.broken or bool(self.stuck)
         yield
         self.broken = before
 
-    def check_sent(self) -> None:
-        if self.broken and self.sends:
-            raise WrongInput(
-                "an error ended an earlier batch in the middle, and what its stages have sent is "
-                "still on its way; make the model and its trainer anew, and load the state"
-            )
+    def check_stuck(self) -> None:
+        if self.broken and self.stuck:
+            raise WrongInput(f"an error ended an earlier batch in the middle, and {self.stuck}")
 
     def check(self) -> None:
         """Raise ValueError if a step would be one with a part of a gradient."""
@@ -149,13 +144,49 @@ class WholeBatches:
             )
 
 
+STAGES_SENT = (
+    "what its stages have sent is still on its way; make the model and its trainer anew, and load "
+    "the state"
+)
+
+
+class AllHeld:
+    """What an optimizer updates where a rank updates all parameters that it holds."""
+
+    def __init__(self, parameters: list[Parameter]):
+        self.held = parameters
+
+    def parameters(self) -> list[Parameter]:
+        """Return what this rank's optimizer updates."""
+        return self.held
+
+    def drop(self) -> None:
+        """Drop what is left of a batch that an error has ended, but for the gradients in `held`."""
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank updates, and give all ranks the new weights."""
+        optimizer.step()
+
+    def gradients(self) -> dict[str, Array]:
+        """Return by name the gradients that the parameters do not have: none."""
+        return {}
+
+    def weights(self) -> dict[str, Array]:
+        """Return by name the weights that the parameters do not have now: none."""
+        return {}
+
+    def load(self, model: Module, state: dict[str, np.ndarray]) -> None:
+        model.load_state(state)
+
+
 class Holder:
-    """This rank's part of a model, where a batch is a pass through it: what such Trainers share.
+    """This rank's part of a model: what Trainers share.
 
     A strategy cuts the model before `__init__`, and overrides what is not as with copies of it:
 
     share          which part of a batch this rank gets
     sum_gradients  which gradients are then parts of a sum
+    run_forward    the loss of this rank's micro-batches, without a graph
     total          the whole batch's loss, from this rank's
     whole          the arrays of all parameters, from those that this rank has
 
@@ -163,6 +194,7 @@ class Holder:
     shapes         of the whole model's arrays, by name; by default of this one's
     check_group    ranks that must load the same state, or None to skip this comparison
     micro_batches  of each rank's part of a batch
+    copies         what this rank's optimizer updates: all that it holds, or shards of it
     """
 
     sum_squares: Callable[..., float] | None = None
@@ -178,14 +210,15 @@ class Holder:
         self.model, self.group, self.m = model, group, micro_batches
         self.loss_group = group.split(0)  # the ledger of `group` has what the strategy sends, alone
         self.shapes = shapes_of(model) if shapes is None else shapes
-        self.check_group, self.batches = check_group, WholeBatches(model)
+        self.check_group, self.batches = check_group, WholeBatches(self.drop)
+        self.copies = AllHeld(model.parameters())
 
     @property
     def groups(self) -> list[Group]:
         return [self.group, self.loss_group]
 
     def parameters(self) -> list[Parameter]:
-        return self.model.parameters()
+        return self.copies.parameters()
 
     def named_parameters(self) -> dict[str, Parameter]:
         return self.model.named_parameters()
@@ -193,6 +226,9 @@ class Holder:
     def share(self, batch: Batch) -> Batch:
         """Return this rank's part of a batch: by default, of its examples."""
         return batch.share(self.group.rank, self.group.size)
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        return self.share(batch).micro_batches(self.m)
 
     def sum_gradients(self) -> None:
         """Make the gradients of this rank's part of a batch those of the whole batch."""
@@ -223,32 +259,39 @@ class Holder:
         if last:
             self.sum_gradients()
 
+    def drop(self) -> None:
+        """Drop what is left of a batch that an error has ended."""
+        self.model.zero_grad()
+        self.copies.drop()
+
     def evaluate(self, batch: Batch) -> float:
         """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
+        parts = self.micro_batches(without_dropout(batch))
         with evaluating(self.model):
-            parts = self.micro_batches(without_dropout(batch))
-            return self.total(sum(loss_of(self.model, part).data for part in parts))
+            return self.total(self.run_forward(parts))
 
-    def micro_batches(self, batch: Batch) -> list[Batch]:
-        mine = self.share(batch)
-        return [mine] if self.m == 1 else mine.micro_batches(self.m)
+    def run_forward(self, batch: list[Batch]) -> Array:
+        """Return the loss of these micro-batches, on this rank."""
+        return sum(loss_of(self.model, part).data for part in batch)
 
     def step(self, optimizer: AnyOptimizer) -> None:
-        """Update what this rank has; drop the gradients."""
+        """Update what this rank updates; give every rank the new weights; drop the gradients."""
         self.batches.check()
-        update(optimizer, self.model)
+        update(optimizer, self.model, partial(self.copies.step, optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the whole gradients by name, on every rank and on the host, before the step."""
-        return self.whole({name: gradient(p) for name, p in self.named_parameters().items()})
+        held = {name: gradient(p) for name, p in self.named_parameters().items()}
+        return self.whole(held | self.copies.gradients())
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
-        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+        held = {name: p.data for name, p in self.named_parameters().items()}
+        return self.whole(held | self.copies.weights())
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into what this rank has."""
-        load_own(self.model, state, self.shapes, self.check_group)
+        load_own(self.model, state, self.shapes, self.check_group, self.copies.load)
 
 
 @contextmanager

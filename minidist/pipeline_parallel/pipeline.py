@@ -31,11 +31,10 @@ from minidist.parallel import (
     sum_squares_over,
 )
 from minidist.parallel.trainer import (
+    STAGES_SENT,
     Holder,
     WholeBatches,
     check_scale,
-    evaluating,
-    without_dropout,
 )
 from minidist.pipeline_parallel.actions import (
     Action,
@@ -108,7 +107,7 @@ class Pipeline(Holder):
         self.shared = shared_groups(model, self.cut, placement, group)
         layers = [layer for stage in self.stages for layer in stage.layers]
         super().__init__(take_over(model, layers, STAGES), group, shapes, same, m)
-        self.batches = WholeBatches(self.model, sends=communicates(self.programs))
+        self.batches = WholeBatches(self.drop, STAGES_SENT if communicates(self.programs) else "")
         self.sums: Sums = NO_SUMS
         if sums is not None:
             tied = {self.named_parameters()[name] for name in self.shared}
@@ -125,9 +124,12 @@ class Pipeline(Holder):
         Every rank gets the batch. Inputs are needed only by the rank of the first stage, targets
         only by the rank of the last.
         """
-        return self.total(np.array(self.run(batch.micro_batches(self.m))))
+        return self.total(self.run(self.micro_batches(batch)))
 
-    def run(self, batch: list[Batch]) -> float:
+    def share(self, batch: Batch) -> Batch:
+        return batch  # all of it, on every rank
+
+    def run(self, batch: list[Batch]) -> Array:
         """Compute the gradient of a batch that is cut into micro-batches; return this rank's loss.
 
         The rank with the last stage returns the whole loss, the other ranks 0.
@@ -144,24 +146,20 @@ class Pipeline(Holder):
             self.sums.finish()
         return loss
 
-    def run_program(self, program: list[Action], batch: list[Batch]) -> float:
+    def run_program(self, program: list[Action], batch: list[Batch]) -> Array:
         """Run a program of this rank on micro-batches; return its part of the loss."""
         for stage in self.stages:
             stage.begin(batch)
         execute(program, self.group, self.stages, self.sums)
-        return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
+        parts = (part for stage in self.stages for part in stage.losses.values())
+        return np.array(sum(parts, start=0.0))
 
-    def evaluate(self, batch: Batch) -> float:
-        """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
-        parts = without_dropout(batch).micro_batches(self.m)
-        return self.total(np.array(self.run_forward(parts)))
-
-    def run_forward(self, batch: list[Batch]) -> float:
+    def run_forward(self, batch: list[Batch]) -> Array:
         """Run the forward passes of the programs alone; return this rank's loss."""
         kinds = Forward | RecvActivation | SendActivation
         own = self.programs[self.group.rank]
         program: list[Action] = [action for action in own if isinstance(action, kinds)]
-        with self.batches.forward_alone(), evaluating(self.model):
+        with self.batches.forward_alone():
             loss = self.run_program(program, batch)
             for stage in self.stages:
                 stage.begin([])

@@ -31,7 +31,7 @@ from minidist.nn.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, check_flat
 from minidist.nn.optim import Optimizer
 from minidist.parallel import from_holders, load_own, shapes_of, sum_gradients
-from minidist.parallel.trainer import WholeBatches
+from minidist.parallel.trainer import STAGES_SENT, WholeBatches
 from minidist.pipeline_parallel.actions import Programs, last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
@@ -225,7 +225,8 @@ class PipeDream:
         layers = [model.layers[i] for i in self.cut[k]]
         self.model = take_over(model, layers, UNSYNCHRONISED)
         self.stage = VersionedStage(layers, k == 0, k == last, loss or model.loss)
-        self.batches = WholeBatches(self.model, sends=group.size > 1)
+        stuck = STAGES_SENT if group.size > 1 else ""
+        self.batches = WholeBatches(self.model.zero_grad, stuck)
         choose = partial(choose, p=group.size, every=every)
         self.stage.weights = WeightVersions(self.model.parameters(), optimizer, choose, stash)
         if placement.count([k]) > 1:

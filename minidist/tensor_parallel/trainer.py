@@ -70,7 +70,7 @@ class TensorParallel(Holder):
         return [*super().groups, *filter(None, holders)]
 
     def share(self, batch: Batch) -> Batch:
-        return batch
+        return batch  # all of it, on every rank
 
     def sum_gradients(self) -> None:
         if self.split == "sequence":
@@ -128,11 +128,7 @@ def check_transformer(model: nn.Module) -> None:
 
 def _loss(model: nn.Module, group: Group) -> Callable:
     """Return the cross entropy over a vocabulary that is cut."""
-    if model.loss is not nn.cross_entropy:
-        raise WrongInput(
-            "the vocabulary is cut, and the loss is the cross entropy over it; this model has "
-            "another loss: use split='attention', or train it by DataParallel, Zero or Pipeline"
-        )
+    vocab_parallel.check_loss(model)
     assert isinstance(model, nn.Transformer | nn.Seq2Seq)
     return partial(vocab_parallel.cross_entropy, group=group, vocab=model.vocab)
 

@@ -122,6 +122,16 @@ class VocabParallelCrossEntropy(Function):
         return dlogits.reshape(self.shape).astype(self.dtype, copy=False)
 
 
+def check_loss(model: nn.Module) -> None:
+    """Raise ValueError unless a model's loss can be the cross entropy over a split vocabulary."""
+    if model.loss is not nn.cross_entropy:
+        raise WrongInput(
+            "the vocabulary is cut, and the loss is the cross entropy over it; this model has "
+            "another loss: use TensorParallel(..., split='attention'), or train it by "
+            "DataParallel, Zero or Pipeline"
+        )
+
+
 def cross_entropy(
     logits: Tensor,
     targets: Array,

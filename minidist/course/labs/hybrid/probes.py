@@ -121,7 +121,8 @@ class OnMesh(Hybrid):
         own = nn.Sequential([model.layers[k] for k in layers[at[1]]])
         groups = {name: pp.split(0 if at[1] in ranks else None) for name, ranks in shared.items()}
         groups = {name: group for name, group in groups.items() if group is not None}
-        self.pipeline, self.replicas = OwnLayers(own, pp, groups), axes["dp"]
+        self.model, self.pipeline = own, OwnLayers(own, pp, groups)
+        self.replicas = axes["dp"]
         self.tp_sums = axes["tp"]
         self.cp = self.expert_group = group.split(group.rank)
         self.positions, self.same_experts, self.experts = zigzag, axes["dp"], []
