@@ -161,13 +161,13 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/rotary.py": "arange clip",
     "nn/router.py": """arange argsort bincount cumsum flatnonzero ones sign sort take_along_axis
         where zeros""",
-    "nn/shard.py": "arange divmod unique where",
+    "nn/shard.py": "arange divmod flatnonzero full unique where",
     "nn/optim/rules.py": "sqrt",  # in the texts of NumPy
     "pipeline_parallel/branch_placement.py": "array",
     "pipeline_parallel/pipeline.py": "array",
     "parallel/gradients.py": "array",
     "parallel/mixed_precision.py": "array asarray",
-    "parallel/whole_matrices.py": "arange array flatnonzero frombuffer ones",
+    "parallel/whole_matrices.py": "arange frombuffer",
     "parallel/weights.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
     "tensor_parallel/parallel_attention.py": "arange",

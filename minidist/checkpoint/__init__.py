@@ -14,8 +14,8 @@ earlier rank holds, and a manifest, which is written last:
                          manifest.json      names, global shapes, dtypes; which slice of which
                                             array each file holds; a checksum for each file
 
-    parts.py     what a rank holds of a model and its optimizer: slices of global arrays; which
-                 elements of which saved slices make up a slice
+    parts.py     what a rank holds of a model and its optimizer: slices of global arrays; what makes
+                 up another slice is in nn/shard.py
     writing.py   what may be saved; temporary names, fsync, rename; the manifest last; the last two
                  are kept; setting newer ones aside, to go on from an older one
     manifest.py  names, shapes, slices, and a checksum of every byte

@@ -198,39 +198,6 @@ def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False
     array[...] = on_device_of(cast, array).reshape(array.shape)
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """What one saved slice gives to a wanted one: elements `taken` of it go to `places` there.
-
-    number  of the saved slice
-    """
-
-    number: int
-    taken: np.ndarray
-    places: np.ndarray
-
-
-def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
-    """Return where each element of a slice is found.
-
-    An element is taken once: of several saved slices that have it, the first one gives it. A saved
-    slice gives one piece, or none if it gives no element. Padding, which is no element of the
-    global array, is in no piece, and so is an element that no saved slice has.
-    """
-    positions = wanted.positions()
-    real = np.flatnonzero(positions >= 0)
-    places = np.full(prod(wanted.shape), -1)  # in the wanted slice; -1: not wanted, or found
-    places[positions[real]] = real
-    found = []
-    for number, cut in enumerate(saved):
-        at = cut.positions()
-        taken = np.flatnonzero((at >= 0) & (places[at] >= 0))
-        if len(taken):
-            found.append(Piece(number, taken, places[at[taken]]))
-            places[at[taken]] = -1
-    return found
-
-
 def have_all(described: Iterable[dict], shape: Sequence[int]) -> bool:
     """Return whether described slices have all elements of an array: see manifest.describe.
 

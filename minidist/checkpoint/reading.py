@@ -10,9 +10,9 @@ import numpy as np
 
 from minidist.checkpoint import manifest
 from minidist.checkpoint.manifest import checksum
-from minidist.checkpoint.parts import Piece, pieces
 from minidist.errors import WrongInput
 from minidist.nn import Slice
+from minidist.nn.shard import Piece, pieces
 
 PAGE, THREADS = 4096, 2  # bytes of memory; threads that compare checksums
 
@@ -107,8 +107,7 @@ class Saved:
     def whole(self, name: str) -> np.ndarray:
         """Return a global array."""
         shape = self.shapes[name]
-        size = math.prod(shape)
-        return self.part(Slice(name, shape, None, 0, size)).reshape(shape)
+        return self.part(Slice.whole(name, shape)).reshape(shape)
 
     def part(self, cut: Slice) -> np.ndarray:
         """Return the elements of a slice: a vector."""

@@ -259,8 +259,7 @@ def write_checkpoint(
 def whole_parts(state: Mapping[str, Array]) -> list[Part]:
     """Return whole arrays as parts."""
     arrays = {name: as_array(array) for name, array in state.items()}
-    cuts = {n: Slice(n, tuple(a.shape), None, 0, a.size) for n, a in arrays.items()}
-    return [Part(cuts[name], array) for name, array in arrays.items()]
+    return [Part(Slice.whole(name, tuple(a.shape)), a) for name, a in arrays.items()]
 
 
 def own_parts(

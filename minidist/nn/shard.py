@@ -1,6 +1,7 @@
-"""Which part of a global array a parameter is, if a rank holds only some rows or columns."""
+"""Which part of a global array a rank holds, and which parts that others hold make up another."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,6 +64,11 @@ class Slice:
     start: int
     stop: int
 
+    @classmethod
+    def whole(cls, name: str, shape: tuple[int, ...]) -> "Slice":
+        """Return all elements of a global array."""
+        return cls(name, shape, None, 0, math.prod(shape))
+
     def __len__(self) -> int:
         return self.stop - self.start
 
@@ -94,3 +100,36 @@ class Slice:
         before, at = np.divmod(rows, len(cut.indices))
         index = cut.indices[at]
         return np.where(index < cut.full, (before * cut.full + index) * inner + within, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What one saved slice gives to a wanted one: elements `taken` of it go to `places` there.
+
+    number  of the saved slice
+    """
+
+    number: int
+    taken: np.ndarray
+    places: np.ndarray
+
+
+def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
+    """Return where each element of a slice is found.
+
+    An element is taken once: of several saved slices that have it, the first one gives it. A saved
+    slice gives one piece, or none if it gives no element. Padding, which is no element of the
+    global array, is in no piece, and so is an element that no saved slice has.
+    """
+    positions = wanted.positions()
+    real = np.flatnonzero(positions >= 0)
+    places = np.full(math.prod(wanted.shape), -1)  # in the wanted slice; -1: not wanted, or found
+    places[positions[real]] = real
+    found = []
+    for number, cut in enumerate(saved):
+        at = cut.positions()
+        taken = np.flatnonzero((at >= 0) & (places[at] >= 0))
+        if len(taken):
+            found.append(Piece(number, taken, places[at[taken]]))
+            places[at[taken]] = -1
+    return found

@@ -15,10 +15,9 @@ ZeRO's shards are runs of a layer's flat vector, so only matrices through which 
 The slices of parameters (nn.Slice) say which rank holds which elements, whatever has cut the model.
 """
 
-import math
+import io
 import pickle
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput, check_name
 from minidist.nn import Slice
 from minidist.nn.optim.muon import Parts, Update
+from minidist.nn.shard import pieces
 
 
 class Part(NamedTuple):
@@ -106,12 +106,10 @@ class WholeMatrices:
         """Tell all ranks which parts this one has; return what moves to owners, note what back."""
         own = np.frombuffer(pickle.dumps([(cut, str(u.dtype)) for cut, u in parts]), np.uint8)
         apart = self.group.split(0)
-        assert apart is not None  # every rank gave the color 0
-        ends = [0, *accumulate(apart.all_gather(np.array([len(own)])).tolist())]
-        every = apart.all_gather(own)
+        every = io.BytesIO(apart.all_gather(own).tobytes())
         held: dict[str, list[Part]] = {}
-        for rank, (a, b) in enumerate(pairwise(ends)):
-            for number, (cut, self.dtype) in enumerate(pickle.loads(every[a:b].tobytes())):
+        for rank in range(apart.size):
+            for number, (cut, self.dtype) in enumerate(pickle.load(every)):
                 held.setdefault(cut.name, []).append(Part(rank, number, cut))
         ranks = {name: [part.rank for part in held[name]] for name in held}
         shapes, there = {name: held[name][0].cut.shape for name in held}, []
@@ -139,19 +137,18 @@ def owners_of(shapes: dict[str, tuple[int, ...]], ranks: dict[str, list[int]]) -
 
 def made_up(parts: list[Part], owner: int) -> list[Move]:
     """Return how the parts of a matrix make it up on its owner: its own first, none twice."""
-    whole, found = parts[0].cut, []
-    missing = np.ones(math.prod(whole.shape), bool)
-    for part in sorted(parts, key=lambda part: part.rank != owner):
-        at = part.cut.positions()
-        taken = np.flatnonzero((at >= 0) & missing[at])  # -1 is padding
-        missing[at[taken]] = False
-        found.append(Move(part, part.rank, owner, taken, at[taken]))
-    if missing.any():
+    parts = sorted(parts, key=lambda part: part.rank != owner)
+    whole = Slice.whole(parts[0].cut.name, parts[0].cut.shape)
+    moves = [
+        Move(parts[piece.number], parts[piece.number].rank, owner, piece.taken, piece.places)
+        for piece in pieces(whole, [part.cut for part in parts])
+    ]
+    if missing := len(whole) - sum(len(move.taken) for move in moves):
         raise WrongInput(
-            f"no rank has {missing.sum()} of the elements of {whole.name}{list(whole.shape)}; give "
+            f"no rank has {missing} of the elements of {whole.name}{list(whole.shape)}; give "
             "WholeMatrices the group of all ranks that train the model"
         )
-    return found
+    return moves
 
 
 def _taken(parts: Parts, move: Move) -> Array:

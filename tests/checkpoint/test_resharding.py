@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from minidist import Mesh, checkpoint, nn, optim
 from minidist.checkpoint import Part, Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
-from minidist.checkpoint.parts import about, pieces
+from minidist.checkpoint.parts import about
 from minidist.data_parallel.zero import Zero
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
+from minidist.nn.shard import pieces
 from minidist.pipeline_parallel import Pipeline
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.verify.compare import compare

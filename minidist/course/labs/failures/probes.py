@@ -19,10 +19,10 @@ import numpy as np
 
 from minidist import checkpoint, nn, run
 from minidist.checkpoint import manifest
-from minidist.checkpoint.parts import pieces
 from minidist.course.labs.ranks import refused
 from minidist.nn.datasets import Sampler
 from minidist.nn.datasets import batch as dealing
+from minidist.nn.shard import pieces
 from minidist.training.elastic import go_on, with_fewer
 from minidist.training.settings import Settings
 
