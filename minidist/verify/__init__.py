@@ -11,7 +11,7 @@ replays/         what an asynchronous or compressed training must equal, repeate
 causes/          why a wrong gradient is wrong: the parameter, the rank, the ratio, the mistake
 watch.py         what a rank computes and holds in a step, for the table of costs
 
-How is `naive` proved?  strategies/data_parallel.py has its record; `check` in equivalence.py runs
+How is `naive` proved?  strategies/axes.py has its record; `check` in equivalence.py runs
 it on all ranks, and compare.py compares. The rest is for failures.
 """
 

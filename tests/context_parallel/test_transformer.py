@@ -15,8 +15,7 @@ from minidist.rng import Randomness
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.cases import random_weights
-from minidist.verify.strategies.context_parallel import documents
+from minidist.verify.strategies.cases import documents, random_weights
 
 STRATEGIES = "ring_attention", "gathered_attention", "ulysses", "usp"
 

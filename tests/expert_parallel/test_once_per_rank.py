@@ -16,7 +16,7 @@ from minidist.nn.router import choose, route
 from minidist.pieces import split_ends
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.expert_parallel import todays_experts
+from minidist.verify.strategies.cases import todays_experts
 from tests.strategies import arrays, leaf, seeds
 
 

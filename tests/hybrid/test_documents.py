@@ -10,8 +10,7 @@ from minidist import nn
 from minidist.rng import generator
 from minidist.verify import equivalence
 from minidist.verify.strategies import STRATEGIES, Case
-from minidist.verify.strategies.cases import padded, random_weights
-from minidist.verify.strategies.context_parallel import documents
+from minidist.verify.strategies.cases import documents, padded, random_weights
 
 WAYS = ({}, {"attention": "gathered"}, {"attention": "ulysses"})
 WAYS += ({"ulysses": 2}, {"attention": "gathered", "ulysses": 2})

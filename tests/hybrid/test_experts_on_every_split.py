@@ -22,8 +22,7 @@ from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 from minidist.verify.compare import BOUND, compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.cases import random_weights
-from minidist.verify.strategies.expert_parallel import todays_experts
+from minidist.verify.strategies.cases import random_weights, todays_experts
 from tests.strategies import gradients, seeds
 
 

@@ -24,8 +24,7 @@ from minidist.pipeline_parallel import Pipeline
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.cases import padded, shares
-from minidist.verify.strategies.expert_parallel import todays_experts
+from minidist.verify.strategies.cases import padded, shares, todays_experts
 from tests.planted import planted
 from tests.strategies import assert_same_bits, gradients
 

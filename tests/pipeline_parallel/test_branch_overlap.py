@@ -7,7 +7,7 @@ from minidist import Tensor, run
 from minidist.autograd import Function
 from minidist.events import EventLog
 from minidist.pipeline_parallel import branch_placement
-from minidist.verify.strategies.pipeline_parallel import siamese_cases
+from minidist.verify.strategies.cases import listed
 from tests.pipeline_parallel.branches import judge, siamese_worker
 
 
@@ -35,7 +35,7 @@ def test_both_branches_are_in_forward_at_once_and_in_backward_at_once(cluster, t
         case.model.embed = lambda x, randomness: Meeting(meetings)(embed(x, randomness))
         return siamese_worker(group, case)
 
-    comparison, _ = judge(cluster(2, transport), siamese_cases(2)[0], worker)
+    comparison, _ = judge(cluster(2, transport), listed("siamese", 2)[0], worker)
     assert comparison.ok, comparison
 
 
@@ -53,7 +53,7 @@ def names_and_calls(group, case):
 
 
 def test_each_rank_runs_one_branch_and_waits_for_nothing_before_it():
-    case, log = siamese_cases(2)[0], EventLog()
+    case, log = listed("siamese", 2)[0], EventLog()
     calls = run(names_and_calls, 2, case, log=log)
     for rank in (0, 1):
         (half,) = calls[rank]
@@ -65,7 +65,7 @@ def test_each_rank_runs_one_branch_and_waits_for_nothing_before_it():
 
 
 def test_one_rank_runs_both_branches_and_sends_nothing():
-    case, log = siamese_cases(2)[0], EventLog()
+    case, log = listed("siamese", 2)[0], EventLog()
     (calls,) = run(names_and_calls, 1, case, log=log, transport="thread")
     assert len(calls) == 2
     order = ["forward branch 0", "forward branch 1", "join", "backward branch 0"]

@@ -13,7 +13,7 @@ from minidist.pipeline_parallel import branch_placement
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case, one_device
-from minidist.verify.strategies.pipeline_parallel import siamese_cases
+from minidist.verify.strategies.cases import listed
 from tests.pipeline_parallel.branches import judge, siamese_worker
 from tests.strategies import arrays, seeds
 
@@ -75,7 +75,7 @@ def test_bytes_by_operation_are_an_embedding_there_its_gradient_back_and_the_sha
         branch_placement.all_reduce_shared(case.model, group)
         return dict(group.ledger.bytes)
 
-    case = siamese_cases(2)[0]
+    case = listed("siamese", 2)[0]
     assert case.inputs.shape == (B, 2, C) and case.model.branch[0].weight.shape == (C, F)
     by_rank = cluster(2).run(update, case)
     assert [ledger["send"] for ledger in by_rank] == [8 * B * E, 8 * B * E]
@@ -97,7 +97,7 @@ def test_ranks_differ_before_the_sum_and_agree_bit_for_bit_after_and_the_join_st
         join = [p.grad is not None for p in model.join.parameters()]
         return before, after, join, None if value is None else value.item()
 
-    case = siamese_cases(2)[0]
+    case = listed("siamese", 2)[0]
     (before_0, after_0, join_0, loss), (before_1, after_1, join_1, nothing) = cluster(2).run(
         worker, case
     )
@@ -122,7 +122,7 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
         own = branch_placement.own_parameters(model, pair)
         return {p.name: across.all_reduce(p.grad, label=p.name) for p in own}
 
-    case = siamese_cases(2)[0]
+    case = listed("siamese", 2)[0]
     want = {name: grad for name, grad in one_device(case).items() if name != "(input)"}
     for got in cluster(4, "thread").run(worker, case):
         comparison = compare([want | got], want)
@@ -132,12 +132,12 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
 def test_more_than_two_ranks_are_an_error_that_says_why(cluster):
     message = "a pair has 2 branches, so 1 of 3 ranks would have nothing to run; use 1 or 2 ranks"
     with pytest.raises(RankFailed, match=message) as caught:
-        cluster(3, "thread").run(siamese_worker, siamese_cases(2)[0])
+        cluster(3, "thread").run(siamese_worker, listed("siamese", 2)[0])
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_model_without_branches_and_what_is_no_pair_are_errors(cluster):
-    case = siamese_cases(2)[0]
+    case = listed("siamese", 2)[0]
     mlp = replace(case, model=nn.MLP([6, 3], dtype="float64"))
     with pytest.raises(ValueError, match=r"siamese cannot split MLP; use an nn\.Siamese"):
         check("siamese", mlp, 1, transport="thread")

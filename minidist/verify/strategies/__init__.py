@@ -1,10 +1,9 @@
 """Every strategy as one record, and what its checks need: jobs, cases, closed forms.
 
 A job starts from the weights of a single-device model and takes one batch, on every rank: `job.py`.
-`record.py` describes a record, `cases.py` has what jobs are tried on, `stream.py` what jobs share
-that train on a stream; every other file here ends in a list STRATEGIES. To add a strategy, add a
-record to the file of its axis, or add a file: all files are read, and records are ordered by their
-lessons.
+`records.toml` and `cases.toml` say what can be said in words and numbers, `record.py` and
+`cases.py` read them; every other file here ends in a list STRATEGIES. To add a strategy, add a
+table and a record, or a file: all files are read, and records are ordered by their lessons.
 """
 
 from importlib import import_module

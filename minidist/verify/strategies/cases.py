@@ -1,14 +1,22 @@
-"""The inputs on which a strategy is tried, its results on a rank, and one device's results."""
+"""The inputs on which a strategy is tried, its results on a rank, and one device's results.
+
+cases.toml lists the cases; here they are made.
+"""
 
 import copy
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy, on_gpu, to_device
+from minidist.context_parallel.cuts import plain
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
 from minidist.nn.embedding import BEGIN, END, PAD
@@ -159,24 +167,149 @@ def padded(targets: np.ndarray) -> np.ndarray:
     return np.where(np.arange(T) < lengths[:, None], targets, nn.IGNORED)
 
 
-def small_cases(ranks: int) -> list[Case]:
-    """An MLP on 7 examples and on 2, a tied Transformer on 6, with experts on 5, a Llama on 4.
+def documents(B: int, T: int) -> np.ndarray:
+    """Return numbers of documents [B, T]: of 1 to 7 positions, other ones in each example."""
+    starts = generator(0, "documents").random((B, T)) < 0.3
+    return np.cumsum(starts, axis=1)
 
-    The targets of the tied Transformer are padded.
+
+# The cases of cases.toml.
+
+with open(Path(__file__).with_name("cases.toml"), "rb") as file:
+    LISTED: dict[str, dict] = tomllib.load(file)
+VALUES = {"none": None, "plain": plain}  # of options, which TOML cannot name
+
+
+def listed(name: str, ranks: int) -> list[Case]:
+    """Return a set of cases on these ranks."""
+    return [case for row in LISTED["cases"][name] for case in _cases(ranks, **row)]
+
+
+def _cases(
+    ranks: int,
+    of: str = "",
+    like: str = "",
+    made: str = "",
+    on: tuple[int, ...] = (),
+    model: str = "",
+    data: str = "",
+    **changes,
+) -> list[Case]:
+    """Return the cases of one row of a set."""
+    if on and ranks not in on:
+        return []
+    if of:
+        bases = [case for case in listed(of, ranks) if like in ("", case.name)]
+    elif made:
+        bases = [MADE[made]()]
+    else:
+        bases = [Case("", model_of(model), *data_of(data))]
+    if of and model:
+        other = model_of(model)
+        bases = [Case(c.name, other, c.inputs, c.targets, options=c.options) for c in bases]
+    return [_changed(case, ranks, **changes) for case in bases]
+
+
+def _changed(
+    case: Case,
+    ranks: int,
+    name: str = "",
+    examples: int | None = None,
+    positions: int | str | None = None,
+    pad: bool = False,
+    packed: bool = False,
+    **options,
+) -> Case:
+    """Return a case with a part of its data, and further options."""
+    x, y = case.inputs[:examples], case.targets[:examples]
+    if positions is not None:
+        T = ranks if positions == "ranks" else positions
+        x, y = x[:, :T], y[:, :T]
+    return replace(
+        case,
+        name=name or case.name,
+        inputs=x,
+        targets=padded(y) if pad else y,
+        options=case.options | {key: VALUES.get(str(v), v) for key, v in options.items()},
+        documents=documents(*x.shape) if packed else case.documents,
+    )
+
+
+def model_of(name: str) -> nn.Module:
+    """Return a model that cases.toml describes."""
+    return _made(**LISTED["models"][name])
+
+
+def _made(
+    kind: str,
+    weights: int | None = None,
+    choosy: bool = False,
+    idle: bool = False,
+    biased: float = 1.0,
+    **arguments,
+) -> Any:
+    arguments = {key: VALUES.get(str(v), v) for key, v in arguments.items()}
+    model = getattr(nn, kind)(**arguments, dtype="float64")
+    if weights is not None:
+        random_weights(model, weights)
+    for balance in model.modules(nn.BiasBalance):
+        balance.bias.data *= biased
+    for block in model.modules(nn.ExpertBlock):
+        if choosy:
+            block.norm_2.gain.data += 2  # else all positions choose the same experts
+        if idle:
+            gate = block.mixture.gate.weight.data
+            gate[:, 1] = (gate[:, 0] + gate[:, 2]) / 2  # one of these two has more
+    return model
+
+
+def data_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets; name: "small.images"."""
+    table, _, part = name.partition(".")
+    description = dict(LISTED["data"][table])
+    random = generator(0, description.pop("from"))
+    return {key: _drawn(random, row) for key, row in description.items()}[part]
+
+
+def _drawn(random: np.random.Generator, row: dict) -> tuple[np.ndarray, np.ndarray]:
+    if "vocabulary" in row:
+        tokens, nexts = random.integers(0, row["vocabulary"], (2, *row["shape"]))
+        return tokens, nexts
+    draw = {
+        "normal": lambda shape: row.get("above", 0) + random.standard_normal(shape),
+        "classes": lambda classes: random.integers(0, classes, row["normal"][0]),
+    }
+    drawn = {key: draw[key](row[key]) for key in row if key in draw}  # in their order
+    return drawn["normal"], drawn.get("classes", np.zeros(0))
+
+
+small_cases = partial(listed, "small")
+
+
+def mlp_of(hidden: int) -> nn.MLP:
+    """Return an MLP of hidden layers, and one more, of different widths."""
+    widths = [6, *(5 + i % 3 for i in range(hidden)), 3]
+    return nn.MLP(widths, activation="gelu", seed=1, dtype="float64")
+
+
+def todays_experts(width: int = 8, heads: int = 2) -> nn.Transformer:
+    """Return a Transformer whose experts are DeepSeek-V3's, small: many, narrow, shared, biased.
+
+    A position chooses 4 of 8 experts, in at most 2 of 4 groups, and none is dropped.
     """
-    random = generator(0, "cases")
-    images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
-    tokens, nexts = random.integers(0, 11, (2, 6, 5))
-    mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
-    transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
-    experts = nn.Transformer(11, 8, 2, 1, 5, 2, "float64", 0.2, experts=3, capacity=0.75)
-    llama = random_weights(nn.Llama(11, 8, 4, 2, 2, 5, 2, "float64", 12, dropout=0.2))
+    sizes = {"width": width, "heads": heads, "expert_width": width}
+    return _made(**LISTED["models"]["today's experts"] | sizes)
+
+
+def stream_cases(ranks: int) -> list[Case]:
+    """Minibatches of uneven sizes in a row, with momentum; and one alone, at version 0."""
+    mlp = mlp_of(ranks)
+    transformer = nn.Transformer(11, 8, 2, ranks, 5, seed=2, dtype="float64", dropout=0.2)
+    images, tokens = data_of("minibatches.images"), data_of("minibatches.tokens")
     return [
-        Case("MLP, 7 examples", mlp, images, labels),
-        Case("Transformer, 6 examples, padded", transformer, tokens, padded(nexts)),
-        Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
-        Case("Transformer with experts, 5 examples", experts, tokens[:5], nexts[:5]),
-        Case("Llama, 4 examples", llama, tokens[:4], nexts[:4]),
+        Case("MLP, 11 minibatches", mlp, *images, options={"minibatches": 11}),
+        Case("Transformer, 6 minibatches", transformer, *tokens, options={"minibatches": 6}),
+        Case("MLP, 1 minibatch", mlp, *images),
     ]
 
 
@@ -216,19 +349,54 @@ def dual_case() -> Case:
     )
 
 
-def cnn_example(ranks: int) -> Case:
-    """Return a CNN for the table of costs: no Transformer has batch norms."""
-    random = generator(0, "strategy table")
-    images, labels = random.standard_normal((8, 1, 8, 8)), random.integers(0, 10, 8)
-    return Case("example", nn.CNN(1, 10, dtype="float64"), images, labels)
+def rows_of_numbers() -> Case:
+    """Return norms of rows of numbers, between linear layers."""
+    (rows, _), (_, labels) = data_of("norms.rows"), data_of("norms.images")
+    layers = [
+        nn.Linear(6, 5, activation="gelu", name="first", dtype="float64"),
+        nn.BatchNorm(5, dtype="float64"),
+        nn.Linear(5, 3, name="second", dtype="float64"),
+    ]
+    return Case("rows, 5 examples", random_weights(nn.Sequential(layers)), rows, labels[:5])
 
 
-EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
+def one_pair() -> Case:
+    """Return a single pair, with an output to fit."""
+    (pairs, _), (outputs, _) = data_of("pairs.pairs"), data_of("pairs.outputs")
+    model = nn.Siamese([6, 5, 5], classes=2, activation="relu", seed=2, dtype="float64")
+    return Case("1 pair", model, pairs[:1], outputs, nn.squared_error)
+
+
+def whole_numbers() -> Case:
+    """Return an MLP with relu on whole numbers, of which no sum leaves float16's."""
+    random = generator(0, "whole numbers")
+    model = nn.MLP([4, 8, 4], activation="relu", dtype="float32")
+    for name, p in model.named_parameters().items():
+        p.data[...] = generator(0, name).integers(-1, 2, p.shape)
+    x, y = (random.integers(-2, 3, (8, 4)).astype("float32") for _ in range(2))
+    options = {"dtype": "float16", "whole": True, "steps": 1, "start": 2.0**2}
+    return Case("whole numbers, as in float32", model, x, y, nn.squared_error, options=options)
+
+
+MADE: dict[str, Callable[[], Case]] = {
+    "translator": translator_case,
+    "wide_translator": partial(translator_case, width=24, heads=12),
+    "dual": dual_case,
+    "rows_of_numbers": rows_of_numbers,
+    "one_pair": one_pair,
+    "whole_numbers": whole_numbers,
+}
+
+
+def servers_among(ranks: int) -> int:
+    """Return how many of these ranks serve: two if at least two are left to work, else one."""
+    if ranks < 2:
+        raise WrongInput(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
+    return 1 if ranks < 4 else 2
 
 
 def transformer_example(ranks: int, experts: int = 0, **options) -> Case:
     """Return the Transformer and the batch on which strategies are compared."""
-    B, T, C, H, L, V = EXAMPLE.values()
-    tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
-    model = nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts)
+    tokens, nexts = generator(0, "strategy table").integers(0, 64, (2, 8, 16))
+    model = nn.Transformer(64, 32, 8, 6, 16, dtype="float64", experts=experts)
     return Case("example", model, tokens, nexts, options=options)

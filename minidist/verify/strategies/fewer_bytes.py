@@ -1,7 +1,6 @@
 """Data parallelism that sends less: compressed gradients, weights as int8, local steps."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from minidist import nn, optim
@@ -16,16 +15,14 @@ from minidist.data_parallel.zero import Zero
 from minidist.nn.datasets import Batch
 from minidist.parallel.trainer import loss_of
 from minidist.planning.costs import strategies as costs
-from minidist.rng import generator
 from minidist.verify.replays import data_parallel as replays
-from minidist.verify.strategies.cases import Case, small_cases, transformer_example
+from minidist.verify.strategies.cases import Case
 from minidist.verify.strategies.job import Arrays, AtWork, Job, Rule, Steps, momentum
-from minidist.verify.strategies.record import LAYERS, Costs, record
+from minidist.verify.strategies.record import record
 
 LR = 0.1
 inner = partial(optim.AdamW, lr=0.01)
 OUTER = 0.7, 0.9  # learning rate and momentum
-STREAMED = {"minibatches": 2, "every": 2, "fragments": 2, "tau": 1, "bits": 4}  # the example
 
 
 def training_of(case: Case, batches: list[Batch], ranks: int) -> replays.Training:
@@ -111,32 +108,6 @@ class Compressed(Steps):
         return super().kept() | {"gradients": [*feedback.errors.values(), *q.values()]}
 
 
-def compressed_cases(ranks: int, limit: bool = True, **options) -> list[Case]:
-    """Two streams; the limit in which nothing is left out, if there is one; other batches.
-
-    options  of the compressor, beyond its limit
-    """
-    mlp, transformer, few, experts, _ = small_cases(ranks)
-    everything = [replace(c, name=f"{c.name}, nothing left out") for c in (mlp, few)]
-    batch = [replace(c, options=options) for c in (transformer, experts)]
-    return [*streams(ranks, **options), *(everything if limit else [mlp]), *batch]
-
-
-def streams(ranks: int, **options) -> list[Case]:
-    """An MLP on 6 minibatches of 4 or 5 examples, a Transformer on 4 of 3."""
-    random = generator(0, "compressed streams")
-    mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
-    transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
-    images, labels = random.standard_normal((26, 6)), random.integers(0, 3, 26)
-    tokens, nexts = random.integers(0, 11, (2, 12, 5))
-    return [
-        Case("MLP, 6 steps", mlp, images, labels, options={"minibatches": 6} | options),
-        Case(
-            "Transformer, 4 steps", transformer, tokens, nexts, options={"minibatches": 4} | options
-        ),
-    ]
-
-
 def quantized(group: Group, case: Case, block: int = 1, minibatches: int | None = None) -> Job:
     """Train on a stream of minibatches; take one batch's gradient where nothing is lost.
 
@@ -149,20 +120,6 @@ def quantized(group: Group, case: Case, block: int = 1, minibatches: int | None 
     training = training_of(case, batches, group.size)
     replay = partial(replays.replay_quantized_gather, training, momentum, block)
     return Steps(group, case, make, batches, replay)
-
-
-def quantized_cases(ranks: int) -> list[Case]:
-    """Two streams; one element per block, in which nothing is lost; batches in larger blocks."""
-    mlp, transformer = streams(ranks)
-    free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
-    transformer = replace(transformer, model=free)
-    images, _, few, experts, *_ = small_cases(ranks)
-    return [
-        replace(mlp, options=mlp.options | {"block": 4}),
-        replace(transformer, options=transformer.options | {"block": 16}),
-        *(replace(c, name=f"{c.name}, nothing lost") for c in (images, experts)),
-        replace(few, name="MLP, 2 examples, 1 step", options={"block": 5}),
-    ]
 
 
 class OneStepAlone(DataParallel):
@@ -250,85 +207,12 @@ class Rounds(Steps):
         return kept
 
 
-def local_sgd_cases(ranks: int) -> list[Case]:
-    """Rounds of 1, 2 and 3 steps; DiLoCo; one step, whose gradient is one device's."""
-    mlp, transformer = streams(ranks)
-
-    def rounds(case: Case, every: int, name: str, **more) -> Case:
-        return replace(case, name=name, options=case.options | {"every": every} | more)
-
-    return [
-        rounds(mlp, 3, "MLP, 2 rounds of 3 steps"),
-        rounds(mlp, 1, "MLP, 6 rounds of 1 step"),
-        rounds(transformer, 2, "Transformer, 2 rounds of 2 steps"),
-        rounds(mlp, 2, "MLP, DiLoCo, 3 rounds", diloco=True),
-        rounds(transformer, 2, "Transformer, DiLoCo, 2 rounds", diloco=True),
-        *small_cases(ranks),
-    ]
-
-
-def streaming_cases(ranks: int) -> list[Case]:
-    """Fragments in turn, applied 0 to 2 steps later, in four bits or all; one step's gradient."""
-    mlp, transformer = streams(ranks)
-
-    def fragments(case: Case, words: str, *values) -> Case:
-        asked = zip(("every", "fragments", "tau", "alpha", "bits"), values, strict=True)
-        return replace(case, name=f"{case.name}, {words}", options=case.options | dict(asked))
-
-    return [
-        fragments(mlp, "3 fragments, 1 step later", 3, 3, 1, 0.5, 4),
-        fragments(mlp, "2 fragments, 2 steps later, all bits", 4, 2, 2, 0.25, None),
-        fragments(mlp, "2 fragments, at once", 2, 2, 0, 0.0, 4),
-        fragments(transformer, "2 fragments, 1 step later", 2, 2, 1, 0.75, 4),
-        *small_cases(ranks),
-    ]
-
-
 STRATEGIES = [
-    record(
-        "top_k",
-        start=top_k,
-        cases=partial(compressed_cases, share=0.2),
-        costs=Costs(bytes=costs.top_k_bytes, example=partial(transformer_example, share=0.01)),
-    ),
-    record(
-        "sign",
-        start=sign,
-        cases=partial(compressed_cases, limit=False),
-        costs=Costs(bytes=costs.sign_bytes),
-    ),
-    record(
-        "int8",
-        start=int8,
-        cases=partial(compressed_cases, limit=False),
-        costs=Costs(bytes=costs.int8_bytes),
-    ),
-    record(
-        "power_sgd",
-        start=power_sgd,
-        cases=partial(compressed_cases, rank=2),
-        costs=Costs(bytes=costs.power_sgd_bytes, example=partial(transformer_example, rank=2)),
-    ),
-    record(
-        "quantized_gather",
-        start=quantized,
-        cases=quantized_cases,
-        costs=Costs(example=partial(transformer_example, block=128)),
-        models=LAYERS,
-    ),
-    record(
-        "local_sgd",
-        start=local_steps,
-        cases=local_sgd_cases,
-        costs=Costs(
-            bytes=costs.local_sgd_bytes,
-            example=partial(transformer_example, minibatches=2, every=2, diloco=True),
-        ),
-    ),
-    record(
-        "streaming_diloco",
-        start=local_steps,
-        cases=streaming_cases,
-        costs=Costs(example=partial(transformer_example, **STREAMED), compared=False),
-    ),
+    record("top_k", start=top_k, bytes=costs.top_k_bytes),
+    record("sign", start=sign, bytes=costs.sign_bytes),
+    record("int8", start=int8, bytes=costs.int8_bytes),
+    record("power_sgd", start=power_sgd, bytes=costs.power_sgd_bytes),
+    record("quantized_gather", start=quantized),
+    record("local_sgd", start=local_steps, bytes=costs.local_sgd_bytes),
+    record("streaming_diloco", start=local_steps),
 ]

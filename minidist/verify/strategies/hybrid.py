@@ -14,19 +14,19 @@ from minidist.parallel.trainer import loss_of
 from minidist.parallel.whole_matrices import WholeMatrices
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
-from minidist.rng import generator
 from minidist.verify.strategies.cases import (
+    LISTED,
     Case,
-    heads_of,
+    data_of,
+    documents,
     padded,
     random_weights,
+    todays_experts,
     transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.context_parallel import documents
-from minidist.verify.strategies.expert_parallel import todays_experts
 from minidist.verify.strategies.job import Arrays, Rule, Steps
-from minidist.verify.strategies.record import TRANSFORMERS, Costs, record
+from minidist.verify.strategies.record import record
 
 
 def on_mesh(
@@ -46,78 +46,6 @@ def on_mesh(
     return Hybrid(model, mesh, schedule, micro_batches, **options)
 
 
-MESHES: dict[int, list[dict]] = {  # ranks: options; other ranks split matrices
-    1: [{}, {"experts": 3, "zero": 1}],
-    2: [
-        {"dp": 2, "schedule": "gpipe"},
-        {"pp": 2},
-        {"split_sequence": True},
-        {"cp": 2},
-        {"dp": 2, "ep": 2, "experts": 4},
-        {"dp": 2, "zero": 1},
-        {"dp": 2, "zero": 3, "micro_batches": 3},
-        {"dp": 2, "schedule": "looped_bfs", "chunks": 2},
-    ],
-    3: [
-        {"dp": 3},
-        {"pp": 3, "schedule": "zb_h1"},
-        {"cp": 3, "experts": 3},
-        {"dp": 3, "ep": 3, "experts": 6},
-    ],
-    4: [
-        {"dp": 2, "pp": 2, "zero": 1},
-        {"dp": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "zero": 1},
-        {"dp": 2, "pp": 2, "zero": 2},
-        {"dp": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "zero": 3},
-        {"dp": 4, "zero": 3, "shards": 2},
-        {"pp": 2, "schedule": "gpipe", "split_sequence": True},
-        {"pp": 2, "schedule": "zb_v"},
-        {},
-        {"cp": 2, "attention": "ulysses"},
-        {"cp": 4, "ulysses": 2, "documents": True},
-        {"pp": 2, "cp": 2, "attention": "gathered", "documents": True},
-        {"dp": 2, "cp": 2, "ep": 2, "experts": 3, "zero": 1},
-        {"dp": 2, "cp": 2, "ep": 2, "experts": 3, "zero": 3},
-        {"dp": 2, "ep": 2, "experts": 4},
-    ],
-    8: [
-        {"dp": 2, "pp": 2},
-        {"dp": 2, "pp": 2, "schedule": "interleaved", "split_sequence": True, "chunks": 2},
-        {"dp": 2, "cp": 2, "ep": 2, "experts": 3},
-        {"dp": 2, "pp": 2, "cp": 2, "ep": 2, "experts": 4, "schedule": "zb_h1"},
-        {"dp": 4, "cp": 2, "ep": 2, "experts": 4, "zero": 1},
-        {"dp": 2, "pp": 2, "zero": 3},
-        {"dp": 2, "cp": 4, "zero": 2, "shards": 4},
-        {"cp": 4, "ulysses": 2, "attention": "gathered", "documents": True},
-    ],
-}
-TRANSLATED: dict[int, dict] = {  # ranks: what is asked for a Seq2Seq
-    1: {"zero": 1},
-    2: {"pp": 2, "schedule": "gpipe"},
-    3: {},
-    4: {"pp": 2, "schedule": "zb_h1"},
-    8: {"dp": 2, "pp": 2, "zero": 1},
-}
-TODAYS: dict[int, dict] = {  # ranks: what is asked for today's experts
-    2: {},
-    3: {},
-    4: {"dp": 2, "ep": 2, "zero": 1},
-    8: {"dp": 2, "cp": 2, "ep": 2, "dispatch": "positions"},
-}
-LLAMAS: dict[int, list[dict]] = {  # ranks: what is asked for a Llama of 2 heads of keys and values
-    2: [{"cp": 2}],
-    4: [
-        {},
-        {"pp": 2, "split_sequence": True},
-        {"pp": 2, "schedule": "zb_h1", "zero": 1},
-        {"dp": 2, "zero": 3},
-    ],
-    8: [
-        {"dp": 2, "micro_batches": 2, "zero": 1},
-        {"pp": 2, "split_sequence": True},
-        {"cp": 2, "attention": "gathered"},
-    ],
-}
 SHOWN = {
     "ep": "{} ep",
     "micro_batches": "{} micro-batches",
@@ -125,40 +53,44 @@ SHOWN = {
     "zero": "ZeRO {}",
     "shards": "copies of {}",
     "chunks": "{} chunks",
+    "split_sequence": "sequence",
+    "ulysses": "{} ulysses",
+    "documents": "documents",
 }
-SHOWN |= {"split_sequence": "sequence", "ulysses": "{} ulysses", "documents": "documents"}
+
+
+def meshes(strategy: str, ranks: int) -> list[dict]:
+    """Return what is asked for on this many ranks, of cases.toml."""
+    return [dict(asked) for asked in LISTED["meshes"][strategy].get(str(ranks), [])]
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
-    """Several meshes of this many ranks, and schedules, on padded Transformers; and a Seq2Seq."""
-    tokens, nexts = generator(0, "hybrid cases").integers(0, 11, (2, 7, 8))
+    """Several meshes, and schedules, on padded Transformers, Llamas and a Seq2Seq."""
+    tokens, nexts = data_of("meshes.tokens")
     cases = []
-    for asked in MESHES.get(ranks, []):
-        options = dict(asked)
-        numbers = documents(*tokens.shape) if options.pop("documents", False) else None
-        model = nn.Transformer(
-            *(11, 16, 8, 3, 8, 2, "float64", 0.2),
-            tied=asked.get("zero", 0) < 2,
-            experts=options.pop("experts", 0),
-            capacity=0.8,
-            balance=0.5,
-        )
-        name = words_of(ranks, asked)
-        case = Case(name, random_weights(model), tokens, padded(nexts), options=options)
-        cases.append(replace(case, documents=numbers))
-    if ranks in TODAYS:
-        name = f"today's experts, {words_of(ranks, TODAYS[ranks])}"
-        cases.append(Case(name, todays_experts(24, 12), tokens, nexts, options=TODAYS[ranks]))
-    for options in LLAMAS.get(ranks, []):
-        llama = nn.Llama(11, 16, 8, 2, 2, 8, 2, "float64", hidden=24, tied=options.get("zero") == 1)
-        case = Case(f"Llama, {words_of(ranks, options)}", llama, tokens, padded(nexts))
-        cases.append(replace(case, model=random_weights(llama), options=options))
-    if ranks in TRANSLATED:
-        options = TRANSLATED[ranks]
-        case = translator_case(depth=2, width=24, heads=12)
-        name = f"Seq2Seq, {words_of(ranks, options)}"
-        cases.append(replace(case, name=name, options=options))
+    for asked in meshes("hybrid", ranks):
+        kind = asked.pop("model", "")
+        name = ", ".join(filter(None, [kind, words_of(ranks, asked)]))
+        numbers = documents(*tokens.shape) if asked.pop("documents", False) else None
+        if kind == "Seq2Seq":
+            case = translator_case(depth=2, width=24, heads=12)
+        elif kind == "today's experts":
+            case = Case(name, todays_experts(24, 12), tokens, nexts)
+        elif kind == "Llama":
+            tied = asked.get("zero") == 1
+            llama = nn.Llama(11, 16, 8, 2, 2, 8, 2, "float64", hidden=24, tied=tied)
+            case = Case(name, random_weights(llama), tokens, padded(nexts))
+        else:
+            case = Case(name, transformer_for(asked), tokens, padded(nexts))
+        cases.append(replace(case, name=name, options=asked, documents=numbers))
     return cases
+
+
+def transformer_for(asked: dict) -> nn.Module:
+    """Return a Transformer with dropout, tied if ZeRO allows it; take its experts from `asked`."""
+    tied, experts = asked.get("zero", 0) < 2, asked.pop("experts", 0)
+    more = {"tied": tied, "experts": experts, "capacity": 0.8, "balance": 0.5}
+    return random_weights(nn.Transformer(11, 16, 8, 3, 8, 2, "float64", 0.2, **more))
 
 
 def words_of(ranks: int, options: dict) -> str:
@@ -213,61 +145,19 @@ class MuonSteps(Steps):
         return case.model.state()
 
 
-MUON_MESHES: dict[int, list[dict]] = {  # ranks: options; other ranks split matrices
-    1: [{}, {"zero": 1}],
-    2: [
-        {"dp": 2},
-        {"dp": 2, "zero": 1},
-        {"dp": 2, "zero": 1, "owners": "every"},
-        {"pp": 2},
-        {},
-        {"owners": "every"},
-        {"cp": 2, "zero": 1},
-        {"dp": 2, "ep": 2, "experts": 4},
-    ],
-    3: [{"dp": 3, "zero": 2}, {"pp": 3, "schedule": "zb_h1"}, {"dp": 3, "ep": 3, "experts": 6}],
-    4: [
-        {"dp": 2, "zero": 1},
-        {"dp": 2, "zero": 1, "owners": "every"},
-        {"dp": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "zero": 1},
-        {"dp": 2, "pp": 2, "zero": 3, "model": "Llama"},
-        {"pp": 2, "schedule": "gpipe", "split_sequence": True},
-        {"dp": 2, "cp": 2, "ep": 2, "experts": 3, "zero": 1},
-    ],
-    8: [
-        {"dp": 2, "pp": 2, "zero": 1},
-        {"dp": 2, "cp": 2, "ep": 2, "experts": 4, "zero": 1},
-        {"pp": 2, "cp": 2, "owners": "every"},
-        {"dp": 4, "zero": 3, "shards": 2, "model": "Llama"},
-    ],
-}
-
-
 def muon_cases(ranks: int) -> list[Case]:
     """Several meshes of this many ranks, on padded Transformers with dropout, and on Llamas."""
-    tokens, nexts = generator(0, "muon cases").integers(0, 11, (2, 7, 8))
+    tokens, nexts = data_of("muon.tokens")
     cases = []
-    for asked in MUON_MESHES.get(ranks, []):
-        options, more = dict(asked), {"tied": asked.get("zero", 0) < 2, "dtype": "float64"}
-        experts, llama = options.pop("experts", 0), options.pop("model", "")
-        if llama:
-            model: nn.Transformer = nn.Llama(11, 16, 8, 2, 3, 8, **more)
+    for asked in meshes("muon", ranks):
+        words = words_of(ranks, asked)
+        if asked.pop("model", ""):
+            model = random_weights(nn.Llama(11, 16, 8, 2, 3, 8, dtype="float64"))
         else:
-            more |= {"experts": experts, "capacity": 0.8, "balance": 0.5, "dropout": 0.2}
-            model = nn.Transformer(11, 16, 8, 3, 8, **more)
-        options["steps"] = 2
-        name = f"{plural(steps_of(model, 2), 'step')}, {words_of(ranks, asked)}"
-        cases.append(Case(name, random_weights(model), tokens, padded(nexts), options=options))
+            model = transformer_for(asked)
+        name = f"{plural(steps_of(model, 2), 'step')}, {words}"
+        cases.append(Case(name, model, tokens, padded(nexts), options=asked | {"steps": 2}))
     return cases
-
-
-EIGHT_BIT_MESHES: dict[int, list[dict]] = {  # ranks: options; other ranks split matrices
-    1: [{}],
-    2: [{"dp": 2, "zero": 1}, {"pp": 2, "schedule": "zb_h1"}, {}, {"cp": 2}],
-    3: [{"dp": 3}, {"pp": 3}],
-    4: [{}, {"dp": 2}, {"dp": 2, "pp": 2}, {"cp": 2}],
-    8: [{}, {"dp": 2, "pp": 2}, {"dp": 2, "cp": 2}, {"pp": 2, "cp": 2, "schedule": "zb_h1"}],
-}
 
 
 def in_eight_bits(case: Case, block: int | None = 4) -> Case:
@@ -279,15 +169,16 @@ def in_eight_bits(case: Case, block: int | None = 4) -> Case:
 
 def eight_bit_cases(ranks: int) -> list[Case]:
     """Several meshes of this many ranks, with scales of strips and blocks, and of arrays."""
-    meshes = EIGHT_BIT_MESHES.get(ranks, [])
-    found = [eight_bit_case(ranks, options, block) for options in meshes for block in (4, None)]
-    return [*found, *(eight_bit_case(ranks, options, 4, llama=True) for options in meshes[:1])]
+    several = meshes("eight_bits", ranks)
+    found = [eight_bit_case(ranks, options, block) for options in several for block in (4, None)]
+    return [*found, *(eight_bit_case(ranks, options, 4, llama=True) for options in several[:1])]
 
 
 def eight_bit_case(ranks: int, options: dict, block: int | None, llama: bool = False) -> Case:
     """Return a case on a mesh; without cp the last strip of each example is shorter."""
-    T = 16 if options.get("cp", 1) > 1 else 14
-    tokens, nexts = generator(0, "eight-bit cases").integers(0, 11, (2, 5, T))
+    over_positions = options.get("cp", 1) > 1
+    name = "eight_bits_over_positions" if over_positions else "eight_bits"
+    tokens, nexts = data_of(f"{name}.tokens")
     model = nn.Transformer(11, 32, 8, 3, 16, 2, "float64")
     if llama:
         heads = 4 if ranks <= 4 else 8  # of keys and values: a rank has all of one
@@ -305,40 +196,26 @@ def programs_of(case: Case, ranks: int) -> Programs:
     return order_of(schedule, pp, case.options.get("micro_batches"), case.options.get("chunks"))
 
 
-mesh_costs = partial(
-    Costs,
-    limit=lambda case, ranks: (
-        case.inputs.size * len(case.model.layers) * heads_of(case.model),
-        "examples x positions x layers x heads",
-    ),
-    cuts="layers and matrices",
-    programs=programs_of,
-)
 STRATEGIES = [
     record(
         "hybrid",
         make=on_mesh,
         cases=hybrid_cases,
-        costs=mesh_costs(example=hybrid_example),
-        models=TRANSFORMERS,
+        programs=programs_of,
+        example=hybrid_example,
     ),
     record(
         "muon",
         start=MuonSteps,
         cases=muon_cases,
-        costs=mesh_costs(
-            example=lambda ranks: transformer_example(ranks, dp=max(1, ranks // 2), zero=1),
-            compared=False,
-        ),
-        models=TRANSFORMERS,
+        programs=programs_of,
+        example=lambda ranks: transformer_example(ranks, dp=max(1, ranks // 2), zero=1),
     ),
     record(
         "eight_bits",
         make=on_mesh,
         cases=eight_bit_cases,
-        costs=mesh_costs(
-            example=lambda ranks: in_eight_bits(hybrid_example(ranks)), compared=False
-        ),
-        models=TRANSFORMERS,
+        programs=programs_of,
+        example=lambda ranks: in_eight_bits(hybrid_example(ranks)),
     ),
 ]

@@ -11,19 +11,19 @@ import numpy as np
 from minidist import nn, optim
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
-from minidist.errors import WrongInput, check_options
+from minidist.errors import check_options
 from minidist.nn.datasets import Batch, shard
 from minidist.parallel.trainer import loss_of
 from minidist.verify.replays.parameter_server import equal_to, everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
     Case,
     collect,
-    small_cases,
+    servers_among,
+    stream_cases,
     transformer_example,
 )
 from minidist.verify.strategies.job import Arrays, Job, Rule, by_name, momentum
-from minidist.verify.strategies.pipedream import stream_cases
-from minidist.verify.strategies.record import Costs, record
+from minidist.verify.strategies.record import record
 
 
 class TwiceSGD(optim.SGD):
@@ -35,13 +35,6 @@ class TwiceSGD(optim.SGD):
 
 
 twice = partial(TwiceSGD, lr=0.1, momentum=0.9)
-
-
-def servers_among(ranks: int) -> int:
-    """Return how many of these ranks serve: two if at least two are left to work, else one."""
-    if ranks < 2:
-        raise WrongInput(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
-    return 1 if ranks < 4 else 2
 
 
 class Served(Job):
@@ -197,27 +190,23 @@ def downpour_cases(ranks: int) -> list[Case]:
     return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
 
 
-def server_limit(case: Case, ranks: int) -> tuple[int, str]:
-    """Asynchronous workers may have separate minibatches; stale gradients limit them."""
-    return len(case.inputs) + servers_among(ranks), "examples and servers"
+def stream_example(ranks: int) -> Case:
+    """Return the example with a minibatch for each worker."""
+    return transformer_example(ranks, minibatches=len(_workers(ranks)))
 
 
-_costs = partial(Costs, limit=server_limit, cuts="servers")
-_of_streams = _costs(
-    example=lambda ranks: transformer_example(ranks, minibatches=len(_workers(ranks)))
-)
 STRATEGIES = [
-    record("parameter_server", start=synchronous, cases=small_cases, costs=_costs()),
+    record("parameter_server", start=synchronous),
     record(
         "downpour",
         start=partial(stale, plan=ServerPlan(staleness=None)),
         cases=downpour_cases,
-        costs=_of_streams,
+        example=stream_example,
     ),
     record(
         "ssp",
         start=partial(stale, plan=ServerPlan(staleness=1)),
         cases=stream_cases,
-        costs=_of_streams,
+        example=stream_example,
     ),
 ]

@@ -14,12 +14,10 @@ from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.planning.costs import strategies as costs
 from minidist.planning.pipedream import options_of, pipedream
-from minidist.rng import generator
 from minidist.verify.replays.pipedream import replay
-from minidist.verify.strategies.cases import Case, collect, transformer_example
+from minidist.verify.strategies.cases import Case, collect, stream_cases
 from minidist.verify.strategies.job import Arrays, Job, Rule, by_name, momentum
-from minidist.verify.strategies.pipeline_parallel import layers_limit
-from minidist.verify.strategies.record import LAYERS, Costs, record
+from minidist.verify.strategies.record import record
 
 STREAM = 20  # a rank's idle share is that of a stream this many times as long
 
@@ -124,22 +122,6 @@ def stream_bytes(case: Case, ranks: int) -> int:
     return costs.replicated_bytes(case, cut, replicas, case.options.get("minibatches") or 1)
 
 
-def stream_cases(ranks: int) -> list[Case]:
-    """Minibatches of uneven sizes in a row, with momentum; and one alone, at version 0."""
-    random = generator(0, "stream cases")
-    mlp = nn.MLP(
-        [6, *(5 + i % 3 for i in range(ranks)), 3], activation="gelu", seed=1, dtype="float64"
-    )
-    transformer = nn.Transformer(11, 8, 2, ranks, 5, seed=2, dtype="float64", dropout=0.2)
-    images, labels = random.standard_normal((26, 6)), random.integers(0, 3, 26)
-    tokens, nexts = random.integers(0, 11, (2, 12, 5))
-    return [
-        Case("MLP, 11 minibatches", mlp, images, labels, options={"minibatches": 11}),
-        Case("Transformer, 6 minibatches", transformer, tokens, nexts, options={"minibatches": 6}),
-        Case("MLP, 1 minibatch", mlp, images, labels),
-    ]
-
-
 def planned_cases(ranks: int) -> list[Case]:
     """The cases of stream_cases, and a plan of PipeDream's planner, uneven, with replicas."""
     cases = stream_cases(ranks)
@@ -149,14 +131,8 @@ def planned_cases(ranks: int) -> list[Case]:
     return [*cases, replace(cases[0], name="MLP, a plan with replicas", options=options)]
 
 
-def stream_costs(name: str) -> Costs:
-    return Costs(
-        bytes=stream_bytes,
-        limit=lambda case, ranks: layers_limit(case),
-        cuts="layers",
-        programs=lambda case, ranks: programs(name, ranks, STREAM * case.options["minibatches"]),
-        example=partial(transformer_example, minibatches=8),
-    )
+def stream_programs(case: Case, ranks: int, name: str) -> Programs:
+    return programs(name, ranks, STREAM * case.options["minibatches"])
 
 
 STRATEGIES = [
@@ -164,14 +140,14 @@ STRATEGIES = [
         "pipedream",
         start=partial(AsynchronousStages, scheme="weight_stashing", accumulates=False),
         cases=planned_cases,
-        costs=stream_costs("pipedream"),
-        models=LAYERS,
+        bytes=stream_bytes,
+        programs=partial(stream_programs, name="pipedream"),
     ),
     record(
         "pipedream_2bw",
         start=partial(AsynchronousStages, scheme="2bw", accumulates=True),
         cases=stream_cases,
-        costs=stream_costs("pipedream_2bw"),
-        models=LAYERS,
+        bytes=stream_bytes,
+        programs=partial(stream_programs, name="pipedream_2bw"),
     ),
 ]

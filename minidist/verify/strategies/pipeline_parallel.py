@@ -13,15 +13,16 @@ from minidist.pipeline_parallel.actions import Programs, last_stage, looped
 from minidist.pipeline_parallel.random_order import random_order, random_placement
 from minidist.pipeline_parallel.schedules import order_of, programs
 from minidist.planning.costs import strategies as costs
-from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
+    data_of,
+    mlp_of,
     padded,
     random_weights,
     transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.record import LAYERS, SIAMESE, Costs, Strategy, record
+from minidist.verify.strategies.record import Strategy, record
 
 Order = Callable[[Case, int], Programs]
 
@@ -62,14 +63,12 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
 
     Every stage has a layer; the Seq2Seq has two blocks for each of its depth.
     """
-    random = generator(0, "pipeline cases")
     stages = ranks * most_chunks
-    widths = [6, *(5 + i % 3 for i in range(stages)), 3]
-    mlp = nn.MLP(widths, activation="gelu", seed=1, dtype="float64")
+    mlp = mlp_of(stages)
     transformer = nn.Transformer(11, 8, 2, max(1, stages - 1), 5, 2, "float64", 0.2, True)
     llama = nn.Llama(11, 8, 4, 2, max(1, stages - 2), 5, 2, "float64", tied=True)
-    images, labels = random.standard_normal((9, 6)), random.integers(0, 3, 9)
-    tokens, nexts = random.integers(0, 11, (2, 7, 5))
+    images, labels = data_of("stages.images")
+    tokens, nexts = data_of("stages.tokens")
     return [
         Case("MLP, 9 examples", mlp, images, labels),
         Case("Transformer, 7 examples, padded", transformer, tokens, padded(nexts)),
@@ -77,24 +76,6 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
         Case("MLP, 1 example", mlp, images[:1], labels[:1]),
         translator_case(depth=max(1, ceil((stages - 2) / 2))),
     ]
-
-
-def layers_limit(case: Case, chunks: int = 1) -> tuple[int, str]:
-    """Return the most ranks that have `chunks` stages of one layer each."""
-    layers = len(case.model.layers)
-    return layers // chunks, "layers" if chunks == 1 else f"layers, {chunks} on each"
-
-
-def pipeline_costs(order: Order, **more) -> Costs:
-    """Return the closed forms, which follow from the order; `more`: further fields of Costs."""
-
-    return Costs(
-        bytes=lambda case, ranks: costs.pipeline_bytes(case, order(case, ranks)),
-        limit=lambda case, ranks: layers_limit(case, len(order(case, ranks).placement[0])),
-        cuts="layers",
-        programs=order,
-        **more,
-    )
 
 
 def drawn(layers: int, ranks: int, seed: int = 0) -> Programs:
@@ -146,24 +127,8 @@ def program_example(ranks: int) -> Case:
     return transformer_example(ranks, programs=order)
 
 
-def siamese_cases(ranks: int) -> list[Case]:
-    """Seven pairs in three classes, and a single pair with an output to fit."""
-    random = generator(0, "siamese cases")
-    pairs, labels = random.standard_normal((7, 2, 6)), random.integers(0, 3, 7)
-    model = nn.Siamese([6, 9, 4], classes=3, activation="gelu", seed=1, dtype="float64")
-    single = nn.Siamese([6, 5, 5], classes=2, activation="relu", seed=2, dtype="float64")
-    outputs = random.standard_normal((1, 2))
-    return [
-        Case("7 pairs", model, pairs, labels),
-        Case("1 pair", single, pairs[:1], outputs, nn.squared_error),
-    ]
-
-
-def siamese_example(ranks: int) -> Case:
-    """Return a separate model for the table of costs: no Transformer has two branches."""
-    random = generator(0, "strategy table")
-    labels, pairs = random.integers(0, 2, 8), random.standard_normal((8, 2, 64))
-    return Case("example", nn.Siamese([64, 128, 64, 32], dtype="float64"), pairs, labels)
+def pipeline_bytes(order: Order, case: Case, ranks: int) -> int:
+    return costs.pipeline_bytes(case, order(case, ranks))
 
 
 def scheduled(schedule: str, most_chunks: int) -> Strategy:
@@ -173,8 +138,8 @@ def scheduled(schedule: str, most_chunks: int) -> Strategy:
         schedule,
         make=partial(named_pipeline, schedule=schedule, most_chunks=most_chunks),
         cases=partial(pipeline_cases, most_chunks=most_chunks),
-        models=LAYERS,
-        costs=pipeline_costs(order),
+        bytes=partial(pipeline_bytes, order),
+        programs=order,
     )
 
 
@@ -187,18 +152,10 @@ STRATEGIES = [
         "pipeline",
         make=own_pipeline,
         cases=program_cases,
-        models=LAYERS,
-        # Nobody chooses an order that is drawn at random.
-        costs=pipeline_costs(programs_of, example=program_example, compared=False),
         check_case=programs_of,
+        bytes=partial(pipeline_bytes, programs_of),
+        programs=programs_of,
+        example=program_example,
     ),
-    record(
-        "siamese",
-        make=Siamese,
-        cases=siamese_cases,
-        costs=Costs(
-            limit=lambda case, ranks: (2, "branches"), cuts="branches", example=siamese_example
-        ),
-        models=SIAMESE,
-    ),
+    record("siamese", make=Siamese),
 ]

@@ -1,8 +1,8 @@
 """A strategy is one record, from which everything about it is read.
 
 `minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests run on mutants
-and the README's table read the record and know no names. What a strategy is in words is in
-records.toml; the other files of this folder say what runs and on which cases, each in a list
+and the README's table read the record and know no names. What can be said in words and numbers is
+in records.toml and cases.toml; the other files of this folder have what runs, each in a list
 STRATEGIES.
 """
 
@@ -19,9 +19,19 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
+from minidist.nn.cnn import ConvBlock
 from minidist.parallel.trainer import Trainer
 from minidist.pipeline_parallel.actions import Programs
-from minidist.verify.strategies.cases import Case, as_input, transformer_example
+from minidist.planning.costs.strategies import shapes_of
+from minidist.tensor_parallel.spatial_parallel import ROWS
+from minidist.verify.strategies.cases import (
+    Case,
+    as_input,
+    heads_of,
+    listed,
+    servers_among,
+    transformer_example,
+)
 from minidist.verify.strategies.job import AtWork, Job, watched_step
 from minidist.verify.watch import Watch
 
@@ -31,26 +41,76 @@ class Models:
     """The models that a strategy can split: in words, and as a test."""
 
     words: str
-    include: Callable[[nn.Module], bool]
+    include: Callable[[Any], bool]
 
 
-def _of(*kinds: type) -> Callable[[nn.Module], bool]:
-    return lambda model: isinstance(model, kinds)
+def _of(words: str, *kinds: type) -> Models:
+    return Models(words, lambda model: isinstance(model, kinds))
 
 
-ANY = Models("an nn.Module", _of(nn.Module))
-LAYERS = Models("an nn.Sequential, such as nn.MLP or nn.Transformer", _of(nn.Sequential))
-LINEAR = Models(
-    "an nn.Sequential of nn.Linear layers, such as nn.MLP",
-    lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
-)
-TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
-TRANSFORMERS = Models("an nn.Transformer or an nn.Seq2Seq", _of(nn.Transformer, nn.Seq2Seq))
-EXPERTS = Models(
-    "an nn.Transformer with experts=",
-    lambda model: isinstance(model, nn.Transformer) and model.experts > 0,
-)
-SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
+def _is_linear(model: nn.Module) -> bool:
+    layers = model.layers if isinstance(model, nn.Sequential) else [model]
+    return all(isinstance(layer, nn.Linear) for layer in layers)
+
+
+MODELS = {
+    "any": _of("an nn.Module", nn.Module),
+    "layers": _of("an nn.Sequential, such as nn.MLP or nn.Transformer", nn.Sequential),
+    "linear layers": Models("an nn.Sequential of nn.Linear layers, such as nn.MLP", _is_linear),
+    "Transformer": _of("an nn.Transformer", nn.Transformer),
+    "Transformers": _of("an nn.Transformer or an nn.Seq2Seq", nn.Transformer, nn.Seq2Seq),
+    "experts": Models(
+        "an nn.Transformer with experts=",
+        lambda model: isinstance(model, nn.Transformer) and model.experts > 0,
+    ),
+    "CNN": _of("an nn.CNN", nn.CNN),
+    "Siamese": _of("an nn.Siamese", nn.Siamese),
+}
+Limit = Callable[[Any, int], tuple[int, str]]
+
+
+def _rows_of_images(case: Case) -> int:
+    """Return the rows of the last output: a skip with a convolution goes with half the rows."""
+    halvings = sum(block.skip is not None for block in case.model.modules(ConvBlock))
+    return -(-case.inputs.shape[ROWS] // 2**halvings)
+
+
+# The largest useful number of ranks for a case, and what each then has one of.
+LIMITS: dict[str, Limit] = {
+    "examples": lambda case, ranks: (len(case.inputs), "examples"),
+    # Asynchronous workers may have separate minibatches; stale gradients limit them.
+    "examples and servers": lambda case, ranks: (
+        len(case.inputs) + servers_among(ranks),
+        "examples and servers",
+    ),
+    "positions": lambda case, ranks: (case.inputs.shape[1], "positions"),
+    "heads": lambda case, ranks: (heads_of(case.model), "heads"),
+    "heads of positions": lambda case, ranks: (
+        min(heads_of(case.model), case.inputs.shape[1]),
+        "heads",
+    ),
+    "tokens": lambda case, ranks: (case.model.vocab, "tokens"),
+    "rows": lambda case, ranks: (min(rows for rows, _ in shapes_of(case.model)), "rows"),
+    "columns": lambda case, ranks: (min(n for _, n in shapes_of(case.model)), "columns"),
+    "channels": lambda case, ranks: (
+        min(block.second.norm.gain.size for block in case.model.modules(ConvBlock)),
+        "channels",
+    ),
+    "rows of images": lambda case, ranks: (_rows_of_images(case), "rows"),
+    "experts": lambda case, ranks: (min(case.model.experts, len(case.inputs)), "experts"),
+    "branches": lambda case, ranks: (2, "branches"),
+    "all axes": lambda case, ranks: (
+        case.inputs.size * len(case.model.layers) * heads_of(case.model),
+        "examples x positions x layers x heads",
+    ),
+}
+
+
+def _layers(programs: Callable[[Case, int], Programs], case: Case, ranks: int) -> tuple[int, str]:
+    """Return the most ranks that have one layer in each of their stages."""
+    chunks = len(programs(case, ranks).placement[0])
+    words = "layers" if chunks == 1 else f"layers, {chunks} on each"
+    return len(case.model.layers) // chunks, words
 
 
 @dataclass(frozen=True)
@@ -69,10 +129,7 @@ class Costs:
     """
 
     bytes: Callable[[Case, int], int] | None = None
-    limit: Callable[[Case, int], tuple[int, str]] = lambda case, ranks: (
-        len(case.inputs),
-        "examples",
-    )
+    limit: Limit = LIMITS["examples"]
     cuts: str = "examples"
     programs: Callable[[Case, int], Programs] | None = None
     example: Callable[[int], Case] = transformer_example
@@ -118,7 +175,7 @@ class Strategy:
     start: Callable[..., Job] = None  # type: ignore[assignment]  # __post_init__ sets it
     promise: str = "exact"
     ranks: tuple[int, ...] = (1, 2, 3, 4)
-    models: Models = ANY
+    models: Models = MODELS["any"]
     tests: tuple[str, ...] = ()
     check_case: Callable[[Case, int], object] = lambda case, ranks: None
     worker: Callable | None = None
@@ -160,17 +217,41 @@ class Strategy:
         watched_step(self.start, group, case, watch)
 
 
+def _example(of: str | dict) -> Callable[[int], Case]:
+    """Return what makes the case of a set, or the Transformer with options."""
+    if isinstance(of, dict):
+        return partial(transformer_example, **of)
+    return lambda ranks: listed(of, ranks)[0]
+
+
 with open(Path(__file__).with_name("records.toml"), "rb") as file:
-    WORDS: dict[str, dict] = tomllib.load(file)
+    RECORDS: dict[str, dict] = tomllib.load(file)
 
 
-def record(name: str, **work) -> Strategy:
+def record(
+    name: str,
+    bytes: Callable[[Case, int], int] | None = None,
+    programs: Callable[[Case, int], Programs] | None = None,
+    example: Callable[[int], Case] | None = None,
+    **work,
+) -> Strategy:
     """Return the record of a strategy that records.toml describes.
 
-    work  its further fields: make or start, cases, costs, ...
+    bytes, programs, example  of its Costs
+    work  its further fields: make or start, and cases that no table has
     """
-    described: dict[str, Any] = {
-        field: tuple(value) if isinstance(value, list) else value
-        for field, value in WORDS[name].items()
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in RECORDS[name].items()
     }
-    return Strategy(name=name, **described, **work)
+    if "cases" in fields:
+        fields["cases"] = partial(listed, fields["cases"])
+    fields["models"] = MODELS[fields.get("models", "any")]
+    costs: dict[str, Any] = {"limit": "examples", "example": {}} | fields.pop("costs", {})
+    costs["example"] = example or _example(costs["example"])
+    if programs is not None and costs["limit"] == "layers":
+        costs["limit"] = partial(_layers, programs)
+    else:
+        costs["limit"] = LIMITS[costs["limit"]]
+    costs |= {"bytes": bytes, "programs": programs}
+    return Strategy(name=name, costs=Costs(**costs), **fields, **work)
