@@ -1,11 +1,13 @@
-"""The style and the colours of every figure; and the figures of `minidist train` and `plan`.
+"""The colours of every figure; and the figures of `minidist train` and `plan`.
 
-The colours are from Okabe and Ito; colour-blind readers can tell them apart.
+The colours are from Okabe and Ito; colour-blind readers can tell them apart. All else of the style
+is in style.mplstyle.
 """
 
 import builtins
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidist.errors import WrongInput
@@ -17,24 +19,6 @@ FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
 OWN, SAME = "#56B4E9", "#E4E4E4"  # what a rank has of its own; what all ranks have alike
 ROW = "#F0F0F0"  # of a rank's row in a timeline: what stays grey is idle
-
-STYLE = {
-    "figure.figsize": (8, 4.5),
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 160,
-    "savefig.facecolor": "white",
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "figure.titlesize": 13,
-    "figure.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "text.color": INK,
-    "lines.linewidth": 2,
-    "legend.frameon": False,
-}
 
 SPENT = {
     "products": FORWARD,
@@ -69,7 +53,7 @@ def pyplot():
         matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update(STYLE)
+    plt.style.use(Path(__file__).with_suffix(".mplstyle"))
     return plt
 
 

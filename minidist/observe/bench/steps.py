@@ -5,8 +5,8 @@ runs on the machine has its effect on the caches alone. The ratio to a peer depe
 processor, for which each has another BLAS. The share of a step's own products does not: they are
 computed by the BLAS that the step has.
 
-A workload is (the function that prepares it, its arguments). Here and in `torch_peers.py` and
-`jax_peers.py` are functions of these names, which return a call.
+A workload (steps.toml) is (the function that prepares it, its arguments). Here and in
+`torch_peers.py` and `jax_peers.py` are functions of these names, which return a call.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import json
 import platform
 import re
 import sys
+import tomllib
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,33 +45,16 @@ from minidist.parallel.trainer import Trainer
 
 Work = tuple[str, dict[str, Any]]  # the arguments are as different as the workloads
 
+SAID = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+GPU_SIZES = SAID["gpu_sizes"]  # {name: [usual, most, meaning]}
 STEPS: dict[str, Work] = {
-    "MLP, batch 128": ("mlp_step", {}),
-    "MLP, batch 256": ("mlp_step", {"rows": 256}),
-    "MLP, batch 1,024": ("mlp_step", {"rows": 1024}),
-    "Transformer, width 128, T = 64": ("transformer_step", {}),
-    "Transformer, width 256, T = 256": (
-        "transformer_step",
-        {"width": 256, "context": 256, "batch": 4},
-    ),
-    "Transformer, width 256, T = 512": (
-        "transformer_step",
-        {"width": 256, "context": 512, "batch": 2},
-    ),
-    "Convolution": ("convolution_step", {}),
-    "1,000 tiny ops": ("chain_step", {}),
+    name: (function, arguments)
+    for function, said in SAID["steps"].items()
+    for name, arguments in said["works"].items()
 }
-
-# How large the work of `minidist bench gpu` is: usual, at most, and of what.
-GPU_SIZES = {
-    "width": (1024, 16_384, "of the MLP and the Transformer"),
-    "depth": (12, 1_000, "their layers, or blocks"),
-    "heads": (16, 16_384, "attention heads"),
-    "context": (1024, 65_536, "tokens per example"),
-    "batch": (8, 65_536, "examples"),
-    "vocab": (16384, 1_000_000, "different tokens"),
-    "product": (8192, 65_536, "rows of each matrix of a product"),
-    "megabytes": (64, 100_000, "of an all_reduce"),
+AIMS: dict[str, dict[str, float | None]] = {  # {function: {contestant: the largest ratio}}
+    function: {contestant: said["aims"].get(contestant) for contestant in said["contestants"]}
+    for function, said in SAID["steps"].items()
 }
 
 
@@ -180,17 +164,6 @@ def product(size: int, dtype: str, device: str = "cpu") -> Step:
 
 TITLE = "one core, float32, time on it"
 ALONE = "{}: products"  # what the products of a workload are called among the times
-AIMS: dict[str, dict[str, float | None]] = {  # {workload: {contestant: the largest ratio}}
-    "mlp_step": {"products": None, "PyTorch": 1.0, "torch.compile": None, "JAX": None},
-    "transformer_step": {
-        "products": 1 / 0.75,
-        "PyTorch": 0.92,
-        "torch.compile": 0.95,
-        "JAX": 0.4,
-    },
-    "convolution_step": {"products": None, "PyTorch": 1.3},
-    "chain_step": {"PyTorch": 0.45},
-}
 
 
 def rows(rounds: int = 5) -> Iterator[dict]:
