@@ -13,9 +13,8 @@ from minidist import on_first_use
 
 if TYPE_CHECKING:
     from minidist.pipeline_parallel.branch_placement import Siamese
-    from minidist.pipeline_parallel.communication import add_communication
+    from minidist.pipeline_parallel.communication import add_communication, add_reductions
     from minidist.pipeline_parallel.pipeline import Pipeline
-    from minidist.pipeline_parallel.reduction import add_reductions
     from minidist.pipeline_parallel.schedules import SCHEDULES, programs
     from minidist.pipeline_parallel.text import read, write
     from minidist.pipeline_parallel.validation import grid, validate
@@ -42,7 +41,7 @@ _MODULE_OF = {
     "Pipeline": "pipeline",
     "Siamese": "branch_placement",
     "add_communication": "communication",
-    "add_reductions": "reduction",
+    "add_reductions": "communication",
     "grid": "validation",
     "programs": "schedules",
     "read": "text",

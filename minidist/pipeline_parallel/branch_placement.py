@@ -20,13 +20,15 @@ Bytes, on two ranks: B E numbers each way for every batch, and 2 S for the S byt
 parameters for every update. On one rank the same code runs both branches and moves nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
+from minidist.autograd.losses import scaled
+from minidist.autograd.recording import is_recording
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.errors import WrongInput
@@ -53,8 +55,7 @@ class Siamese(Holder):
     def __init__(
         self, model: nn.Siamese, group: Group, check_weights: bool = True, micro_batches: int = 1
     ):
-        check_ranks(group)
-        check_model(model)
+        check_branches(model, group)
         same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
         super().__init__(model, group, check_group=same, micro_batches=micro_batches)
         for p in model.parameters():
@@ -75,15 +76,7 @@ class Siamese(Holder):
                 x = part.inputs
                 if isinstance(x, Tensor):  # two branches would free one graph below it twice
                     x = Tensor(x.data, requires_grad=True)
-                loss = forward_backward(
-                    self.model,
-                    x,
-                    part.targets,
-                    self.group,
-                    reduction_size=part.total,
-                    randomness=part.randomness,
-                )
-                total += 0.0 if loss is None else loss.item()
+                total += self.loss_of(part, x)
                 if isinstance(x, Tensor) and part.inputs.requires_grad:
                     part.inputs.backward(x.grad)
             all_reduce_shared(self.model, self.group)
@@ -91,17 +84,22 @@ class Siamese(Holder):
 
     def evaluate(self, batch: Batch) -> float:
         """Return the whole batch's loss, without dropout and gradient, in the mode of `eval`."""
-        loss, part, group = 0.0, without_dropout(batch), self.group
+        part = without_dropout(batch)
         with evaluating(self.model):
-            own = own_branches(group)
-            h = {i: self.model.embed(part.inputs[:, i], part.randomness) for i in own}
-            if group.rank == JOIN:
-                pair = [h[i] if i in h else Tensor(group.recv(i)) for i in range(2)]
-                outputs = self.model.compare(*pair)
-                loss = self.model.loss(outputs, part.targets, reduction_size=part.total).item()
-            else:
-                group.send(h[group.rank].data, to=JOIN)
+            loss = self.loss_of(part, part.inputs)
         return self.total(np.array(loss))
+
+    def loss_of(self, part: Batch, x: Tensor | Array) -> float:
+        """Return this rank's loss of a part of a batch; add its gradient, if it is recorded."""
+
+        def loss(outputs: Tensor, targets: Array, reduction_size: float | None) -> Tensor:
+            value = self.model.loss(outputs, targets, reduction_size=reduction_size)
+            return scaled(value, part.loss_scale)
+
+        value = forward_backward(
+            self.model, x, part.targets, self.group, loss, part.total, part.randomness
+        )
+        return 0.0 if value is None else value.item()
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient, which is complete on rank 0.
@@ -131,34 +129,36 @@ def forward_backward(
     """Add this rank's part of the gradient of one batch; return the loss on rank 0, else None.
 
     Several micro-batches may follow each other before `all_reduce_shared`. If x[B, 2, C0] is a
-    tensor that requires a gradient, the rank adds the gradient of the half that it reads.
+    tensor that requires a gradient, the rank adds the gradient of the half that it reads. Where no
+    gradient is recorded, this is the forward pass alone.
     """
-    check_ranks(group)
-    check_model(model)
+    check_branches(model, group)
     check_pairs(x)
     for p in model.parameters():
         p.spread = BRANCHES
-    embeddings = {}
-    gradients: Sequence[Array] | dict[int, Array]
+    value, embeddings = None, {}
     for i in own_branches(group):
         with _span(group, f"forward branch {i}"):
             embeddings[i] = model.embed(x[:, i], randomness)
+    gradients: dict[int, Array] = {}
     if group.rank == JOIN:
-        value, gradients = _join(
-            model, embeddings, targets, group, loss or model.loss, reduction_size
-        )
+        ends_in = loss or model.loss
+        value, gradients = _join(model, embeddings, targets, group, ends_in, reduction_size)
     else:
-        value = None
-        gradients = _ask_for_gradients(embeddings, group)
+        group.send(embeddings[group.rank].data, to=JOIN)
+        if is_recording():
+            gradients[group.rank] = group.recv(JOIN)
     for i, h in embeddings.items():
-        with _span(group, f"backward branch {i}"):
-            if h.requires_grad:
+        if h.requires_grad:
+            with _span(group, f"backward branch {i}"):
                 h.backward(gradients[i])
     return value
 
 
-def _join(model, embeddings, targets, group, loss, reduction_size) -> tuple[Tensor, list[Array]]:
-    """Compare the two embeddings; send dH_1 if it belongs to rank 1; return loss, [dH_0, dH_1].
+def _join(
+    model, embeddings, targets, group, loss, reduction_size
+) -> tuple[Tensor, dict[int, Array]]:
+    """Compare the two embeddings; send dH_1 if it belongs to rank 1; return the loss, dH_0, dH_1.
 
     Both embeddings are leaves here: backward stops at them, so the other rank does not have to
     wait for this rank's branch.
@@ -167,32 +167,27 @@ def _join(model, embeddings, targets, group, loss, reduction_size) -> tuple[Tens
     leaves = [Tensor(h, requires_grad=True) for h in data]
     with _span(group, "join"):
         value = loss(model.compare(*leaves), targets, reduction_size=reduction_size)
+        if not is_recording():
+            return value, {}
         value.backward()
     for i, h in enumerate(leaves):
         if i not in embeddings:
             group.send(h.grad, to=i)
-    return value, [h.grad for h in leaves]
-
-
-def _ask_for_gradients(embeddings: dict[int, Tensor], group: Group) -> dict[int, Array]:
-    for h in embeddings.values():
-        group.send(h.data, to=JOIN)
-    return {i: group.recv(JOIN) for i in embeddings}
+    return value, {i: h.grad for i, h in enumerate(leaves)}
 
 
 def all_reduce_shared(model: nn.Siamese, group: Group) -> None:
     """Give both ranks the sum of each shared parameter's gradient; None adds zero."""
-    check_ranks(group)
     sum_gradients(shared_parameters(model), group)
 
 
 def shared_parameters(model: nn.Siamese) -> list[Parameter]:
-    check_model(model)
     return [p for layer in model.branch for p in layer.parameters()]
 
 
 def own_parameters(model: nn.Siamese, group: Group) -> list[Parameter]:
     """Return what this rank updates: the shared parameters, and on rank 0 the join's."""
+    check_branches(model, group)
     return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
 
 
@@ -201,12 +196,9 @@ def own_branches(group: Group) -> list[int]:
     return [i for i in range(2) if i % group.size == group.rank]
 
 
-def check_model(model: nn.Siamese) -> None:
+def check_branches(model: nn.Siamese, group: Group) -> None:
     if not isinstance(model, nn.Siamese):
         raise WrongInput(f"{type(model).__name__} has no two branches; use an nn.Siamese")
-
-
-def check_ranks(group: Group) -> None:
     if group.size > 2:
         raise WrongInput(
             f"a pair has 2 branches, so {group.size - 2} of {group.size} ranks would have nothing "

@@ -1,4 +1,4 @@
-"""The transfers of programs: who sends what to whom, and at which place in both programs.
+"""What is added to a schedule: who sends what to whom, at which place in both programs; and R.
 
     1F1B, p = 2, m = 2         rank 0: F0 F1 B0 B1                   rank 1: F0 B0 F1 B1
     add_communication          F0 >F0 F1 >F1 <B0 B0 <B1 B1           <F0 F0 B0 >B0 <F1 F1 B1 >B1
@@ -11,10 +11,13 @@ from collections.abc import Callable
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
     Action,
+    Backward,
+    BackwardWeight,
     Forward,
     Programs,
     RecvActivation,
     RecvGradient,
+    Reduce,
     SendActivation,
     SendGradient,
     Transfer,
@@ -24,6 +27,8 @@ from minidist.pipeline_parallel.actions import (
     pairs_of,
     passes_backward,
     placement_of,
+    reduces,
+    updates,
 )
 from minidist.pipeline_parallel.execution_order import in_order
 
@@ -86,4 +91,24 @@ def add_communication(
             for action in program:
                 receive, send = transfers(rank, action)
                 result[rank] += [each for each in (receive, action, send) if each]
+    return Programs(result, placement_of(programs), pairs_of(programs))
+
+
+def add_reductions(programs: list[list[Action]]) -> Programs:
+    """Return programs without transfers with an R after the last backward part of each chunk.
+
+    R that are there already stay where they are. ValueError if there is an Update, which sums the
+    gradients of a stage's replicas itself.
+    """
+    if updates(programs):
+        raise WrongInput(
+            "these programs update the weights themselves, and an update sums the gradients of a "
+            "stage's replicas; leave out R"
+        )
+    result = [list(program) for program in programs]
+    if not reduces(programs):
+        for own in result:
+            last = {a.chunk: i for i, a in enumerate(own) if type(a) in (Backward, BackwardWeight)}
+            for i in sorted(last.values(), reverse=True):
+                own.insert(i + 1, Reduce(own[i].chunk))
     return Programs(result, placement_of(programs), pairs_of(programs))

@@ -110,12 +110,11 @@ def repeated(block: BuildingBlock, p: int, m: int) -> Programs:
     result = Programs([[] for _ in range(p)], v_shaped(p))
     done: set[tuple] = set()
     needs, gives = dependencies(result)
-    ranks = [Rank(own, m, 2 * block.stash) for own in offsets(block, p)]
+    ranks = [
+        Rank(own, m, 2 * block.stash, partial(needs, r)) for r, own in enumerate(offsets(block, p))
+    ]
     while any(any(rank.plan.values()) for rank in ranks):
-        chosen = []
-        for r, rank in enumerate(ranks):
-            can_run = partial(is_ready, needs, done, r)
-            chosen.append(rank.choose(can_run))
+        chosen = [rank.choose(done) for rank in ranks]
         if not any(chosen):
             raise WrongInput(f"a stash of {block.stash} is too small for {block}; give it more")
         for r, action in enumerate(chosen):
@@ -126,24 +125,20 @@ def repeated(block: BuildingBlock, p: int, m: int) -> Programs:
     return result
 
 
-def is_ready(needs: Callable, done: set[tuple], r: int, action: Action) -> bool:
-    """Return whether all that an action of rank r needs is done."""
-    return needs(r, action) <= done
-
-
 class Rank:
     """What one rank has still to do.
 
-    plan  {kind and chunk: the planned times of these passes, a range}
-    room  how many passes of a chunk the stash has room for
+    plan   {kind and chunk: the planned times of these passes, a range}
+    room   how many passes of a chunk the stash has room for
+    needs  action -> what must be done before it
     """
 
-    def __init__(self, own: tuple[int, ...], m: int, room: int):
-        self.m, self.room = m, room
+    def __init__(self, own: tuple[int, ...], m: int, room: int, needs: Callable):
+        self.m, self.room, self.needs = m, room, needs
         starts = zip(PASSES, own, strict=True)
         self.plan = {key: range(at, at + INTERVAL * m, INTERVAL) for key, at in starts}
 
-    def choose(self, ready: Callable[[Action], bool]) -> Action | None:
+    def choose(self, done: set[tuple]) -> Action | None:
         """Return what to do in this unit of time, or None: wait."""
         forwards = [self.plan[Forward, chunk] for chunk in (0, 1)]
         last = BackwardWeight if not any(forwards) else None  # the kind that waits for all others
@@ -151,7 +146,7 @@ class Rank:
         for _, time, (kind, chunk) in due:
             action = kind(self.m - len(self.plan[kind, chunk]), chunk)
             before = sum(bisect_right(times, time) for times in forwards)  # this one included
-            if (kind is not Forward or before <= self.room) and ready(action):
+            if (kind is not Forward or before <= self.room) and self.needs(action) <= done:
                 return action
         return None
 

@@ -50,12 +50,12 @@ def partition(costs: Sequence[Cost], p: int) -> list[range]:
 
     costs  one number per layer, at least 0, in any unit
     """
-    costs = list(costs)
-    _check(costs, p)
-    n = len(costs)
-    best: dict[int, _Cut] = {
-        n: ((), ())
-    }  # {i: the cut of layers[i:]}: stage costs, slowest first; stage lengths
+    costs, n = list(costs), len(costs)
+    check_lengths(n, p)
+    for i, cost in enumerate(costs):
+        if not 0 <= cost < math.inf:
+            raise WrongInput(f"layer {i} costs {cost}; a cost is a finite number from 0")
+    best: dict[int, _Cut] = {n: ((), ())}  # {i: the cut of layers[i:]}
     for k in range(1, p + 1):
         best = {
             i: min(_prepend(costs[i:j], *best[j]) for j in best if j > i) for i in range(n - k + 1)
@@ -80,13 +80,6 @@ def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[r
 def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ...]) -> _Cut:
     """Put a stage before a cut; return a key that compares by costs first, then by lengths."""
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
-
-
-def _check(costs: list[Cost], p: int) -> None:
-    check_lengths(len(costs), p)
-    for i, cost in enumerate(costs):
-        if not 0 <= cost < math.inf:
-            raise WrongInput(f"layer {i} costs {cost}; a cost is a finite number from 0")
 
 
 def counted_costs(

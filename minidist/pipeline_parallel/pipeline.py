@@ -46,11 +46,11 @@ from minidist.pipeline_parallel.actions import (
     last_stage,
     micro_batches_of,
 )
-from minidist.pipeline_parallel.communication import add_communication
+from minidist.pipeline_parallel.communication import add_communication, add_reductions
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import check_alike, shared_groups, take_over
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, Sums, add_reductions
+from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, Sums
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 

@@ -16,56 +16,18 @@ when all of them have ended. So its layer waits for the end of the program, too.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
-from minidist.errors import WrongInput
-from minidist.pipeline_parallel.actions import (
-    Action,
-    Backward,
-    BackwardWeight,
-    Programs,
-    Reduce,
-    Update,
-    kinds_of,
-    pairs_of,
-    placement_of,
-)
-
-if TYPE_CHECKING:
-    from minidist.backend import Array
-    from minidist.comm import Group
-    from minidist.nn import Module, Parameter
-    from minidist.pipeline_parallel.stage import Stage
-
-
-def add_reductions(programs: list[list[Action]]) -> Programs:
-    """Return programs without transfers with an R after the last backward part of each chunk.
-
-    Programs that have an R already are returned as they are. ValueError if they have an Update,
-    which sums the gradients of a stage's replicas itself.
-    """
-    kinds = kinds_of(programs)
-    if Reduce in kinds and isinstance(programs, Programs):
-        return programs
-    if Reduce in kinds:
-        return Programs(programs, placement_of(programs), pairs_of(programs))
-    if Update in kinds:
-        raise WrongInput(
-            "these programs update the weights themselves, and an update sums the gradients of a "
-            "stage's replicas; leave out R"
-        )
-    result = [list(program) for program in programs]
-    for own in result:
-        last = {a.chunk: i for i, a in enumerate(own) if type(a) in (Backward, BackwardWeight)}
-        for i in sorted(last.values(), reverse=True):
-            own.insert(i + 1, Reduce(own[i].chunk))
-    return Programs(result, placement_of(programs), pairs_of(programs))
+from minidist.backend import Array
+from minidist.comm import Group
+from minidist.nn import Module, Parameter
+from minidist.pipeline_parallel.actions import Action, Reduce
+from minidist.pipeline_parallel.stage import Stage
 
 
 class Sums:
     """What R begins: nothing, where no other rank has copies of the stages."""
 
-    def begin(self, stage: "Stage") -> None: ...
+    def begin(self, stage: Stage) -> None: ...
 
     def within(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -89,10 +51,10 @@ class OverlappedSums(Sums):
     def __init__(
         self,
         program: list[Action],
-        stages: "list[Stage]",
-        shared: "set[Parameter]",
-        group: "Group",
-        work: "Callable[[list[Module]], None]",
+        stages: list[Stage],
+        shared: set[Parameter],
+        group: Group,
+        work: Callable[[list[Module]], None],
     ):
         self.stages, self.group, self.work = stages, group, work
         order = [stages[a.chunk] for a in program if isinstance(a, Reduce)]
@@ -101,7 +63,7 @@ class OverlappedSums(Sums):
         self.orders = group.beside(self.sum, "sums")
         self.used: list[Array | None] = []  # gradients: see Beside
 
-    def begin(self, stage: "Stage") -> None:
+    def begin(self, stage: Stage) -> None:
         """Let the second thread sum what is complete; called at the stage's R."""
         if not self.ready[stage]:
             return
@@ -118,7 +80,7 @@ class OverlappedSums(Sums):
         self.orders.wait("the end of all sums")
         self.used.clear()
 
-    def sum(self, stage: "Stage") -> None:
+    def sum(self, stage: Stage) -> None:
         """Sum what is complete; in the second thread."""
         with self.logged(stage):
             self.work(self.ready[stage])
@@ -128,15 +90,15 @@ class OverlappedSums(Sums):
         with self.logged(self.last):
             self.work(self.left)
 
-    def logged(self, stage: "Stage") -> AbstractContextManager[None]:
+    def logged(self, stage: Stage) -> AbstractContextManager[None]:
         """Return a context that logs the sum of a stage like its action."""
         name, log = str(Reduce(self.stages.index(stage))), self.group.log
         return nullcontext() if log is None else log.span(name, "communication")
 
 
 def complete_at(
-    order: "list[Stage]", shared: "set[Parameter]"
-) -> "tuple[dict[Stage, list[Module]], list[Module]]":
+    order: list[Stage], shared: set[Parameter]
+) -> tuple[dict[Stage, list[Module]], list[Module]]:
     """Return {stage: the layers that are complete at its R}, and those for the end of the program.
 
     A layer is complete when all stages that use one of its parameters have come to their R.
@@ -144,8 +106,8 @@ def complete_at(
     order  the stages in the order of their R
     """
     at = {p: when for when, stage in enumerate(order) for p in stage.parameters()}
-    ready: "dict[Stage, list[Module]]" = {stage: [] for stage in order}  # noqa: UP037
-    left: "list[Module]" = []  # noqa: UP037
+    ready: dict[Stage, list[Module]] = {stage: [] for stage in order}
+    left: list[Module] = []
     for layer in (layer for stage in order for layer in stage.layers):
         if own := layer.home.parameters:
             when = max(at[p] for p in own)

@@ -93,20 +93,21 @@ def to_cells(
 ) -> list[list[str]]:
     """Return the cells of every rank as text: word(rank, action), and two in a pair's brackets."""
     partner = {(r, f): b for r, f, b in pairs_of(programs)}
-    rows, unwritten = [], set(partner)
+    rows = []
     for r, program in enumerate(programs):
-        row, rest = [], list(reversed(program))
-        while rest:
-            action = rest.pop()
-            cell = word(r, action)
-            if rest and (r, action) in unwritten and partner[r, action] == rest[-1]:
-                unwritten.remove((r, action))
-                cell = pair.format(cell, word(r, rest.pop()))
-            row.append(cell)
+        row: list[str] = []
+        before = None  # the last action, unless it is in a pair
+        for action in program:
+            if before is not None and partner.get((r, before)) == action:
+                del partner[r, before]
+                row[-1], before = pair.format(row[-1], word(r, action)), None
+            else:
+                row.append(word(r, action))
+                before = action
         rows.append(row)
-    for r, forward in unwritten:
+    for (r, forward), backward in partner.items():
         raise WrongInput(
-            f"rank {r}: {forward} and {partner[r, forward]} are a pair, and no neighbours; "
+            f"rank {r}: {forward} and {backward} are a pair, and no neighbours; "
             "`validate` shows where they are"
         )
     return rows

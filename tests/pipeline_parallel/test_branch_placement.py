@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from minidist import nn
 from minidist.errors import RankFailed
-from minidist.pipeline_parallel import branch_placement
+from minidist.nn.datasets import Batch
+from minidist.pipeline_parallel import Siamese, branch_placement
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case, one_device
 from minidist.verify.strategies.cases import listed
 from tests.pipeline_parallel.branches import judge, siamese_worker
-from tests.strategies import arrays, seeds
+from tests.strategies import arrays, assert_same_bits, seeds
 
 
 @st.composite
@@ -127,6 +128,20 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
     for got in cluster(4, "thread").run(worker, case):
         comparison = compare([want | got], want)
         assert comparison.ok, comparison
+
+
+def test_the_gradient_is_multiplied_by_the_loss_scale_and_the_loss_is_not(cluster):
+    def worker(group, case, scale):
+        trainer = Siamese(case.model, group)
+        loss = trainer.backward(Batch(case.inputs, case.targets, loss_scale=scale))
+        return loss, {p.name: p.grad for p in trainer.parameters()}
+
+    case, two = listed("siamese", 2)[0], cluster(2, "thread")
+    for (loss, plain), (same, scaled) in zip(
+        two.run(worker, case, 1.0), two.run(worker, case, 4.0), strict=True
+    ):
+        assert loss == same
+        assert_same_bits(scaled, {name: 4 * grad for name, grad in plain.items()})
 
 
 def test_more_than_two_ranks_are_an_error_that_says_why(cluster):
