@@ -117,8 +117,8 @@ def measure_pipeline(
     if options.get("replicas"):
         raise WrongInput("a pipeline with replicas of a stage is not measured; leave them out")
     stage_count = 1 + last_stage(bare.placement)
-    settings = schedule, micro_batches, chunks, stage_count, width, rows, options, repeats, copies
-    ranks, log = stages * copies, EventLog()
+    ranks, log, order = stages * copies, EventLog(), (schedule, micro_batches, chunks, options)
+    settings = order, stage_count, (rows, width), WARM_UP + repeats, copies
     parts = run(_worker, ranks, *settings, timeout=timeout, device=device, log=log)
     runs = [EventLog([e for steps in parts for e in steps[i]]) for i in range(repeats)]
     spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
@@ -152,9 +152,12 @@ def measured_times(schedule: str | Programs, *shape, **settings) -> dict:
     return times | {"latency": first.latency}
 
 
-def _worker(group: Group, schedule, m, chunks, stages, width, rows, options, repeats, copies):
-    """Run the steps; return this rank's events in each that counts."""
-    log = group.log or EventLog()
+def _worker(group: Group, order: tuple, stages: int, shape: tuple[int, int], steps: int, copies):
+    """Run the steps; return this rank's events in each that counts.
+
+    order  schedule, micro-batches, chunks, options of the schedule
+    """
+    log, (schedule, m, chunks, options), (rows, width) = group.log or EventLog(), order, shape
     mesh = Mesh(group, dp=copies, pp=group.size // copies)
     copy_ranks = mesh.over("pp")
     options = options | ({"sums": partial(_sum, mesh.over("dp"))} if copies > 1 else {})
@@ -165,7 +168,7 @@ def _worker(group: Group, schedule, m, chunks, stages, width, rows, options, rep
         whole = Batch(to_device(inputs, group.device), np.arange(rows * m) % width)
         batch = whole.micro_batches(m)
         parts = []
-        for _ in range(WARM_UP + repeats):
+        for _ in range(steps):
             step = _step(model, copy_ranks, schedule, m, chunks, options)
             group.barrier()
             begin = len(log.events)

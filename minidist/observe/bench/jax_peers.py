@@ -88,13 +88,14 @@ def cross_entropy(logits, targets):
     return -jnp.take_along_axis(scores, targets[..., None], -1).mean()
 
 
-def sgd(t, p, g, m, v, lr=1e-3):
+def sgd(t, p, g, m, v):
     """Return the new parameter, and the two averages, which are not used."""
-    return p - lr * g, m, v
+    return p - 1e-3 * g, m, v
 
 
-def adamw(t, p, g, m, v, lr=1e-4, b1=0.9, b2=0.999, eps=1e-8, decay=0.01):
+def adamw(t, p, g, m, v):
     """Return the new parameter and the new averages; t counts the steps from 1."""
+    lr, b1, b2, eps, decay = 1e-4, 0.9, 0.999, 1e-8, 0.01
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
     m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
     return (1 - lr * decay) * p - lr * m_hat / (jnp.sqrt(v_hat) + eps), m, v

@@ -174,15 +174,17 @@ def replay_diloco(
     training: Training,
     inner: Callable[[list], optim.Optimizer],
     every: int,
-    lr: float,
-    momentum: float,
+    outer: tuple[float, float],
     fragments: int = 1,
     tau: int = 0,
     alpha: float = 0.0,
     bits: int | None = None,
 ) -> dict[str, Array]:
-    """Return the common weights after DiLoCo; by default all layers meet at once, in all bits."""
-    model, steps, ranks, backward = training
+    """Return the common weights after DiLoCo; by default all layers meet at once, in all bits.
+
+    outer  learning rate and momentum of the outer step
+    """
+    (model, steps, ranks, backward), (lr, momentum) = training, outer
     alone = [copy.deepcopy(model) for _ in range(ranks)]
     rules = [inner(mine.parameters()) for mine in alone]
     layers = [[s.data for s in rule.slices] for rule in rules]  # of each rank

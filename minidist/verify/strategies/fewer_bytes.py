@@ -130,28 +130,34 @@ class OneStepAlone(DataParallel):
 
 
 def local_steps(
-    group: Group,
-    case: Case,
-    every: int = 1,
-    minibatches: int | None = None,
-    diloco: bool = False,
-    fragments: int = 0,
-    tau: int = 0,
-    alpha: float = 0.5,
-    bits: int | None = 4,
+    group: Group, case: Case, every: int = 1, minibatches: int | None = None, diloco: bool = False
 ) -> Job:
     """Train alone for `every` minibatches, then meet; by default, one batch's gradient.
 
-    diloco     AdamW inside and Nesterov momentum outside, in place of SGD and an average
-    fragments  of streaming DiLoCo, which has the options after it; 0: all layers meet at once
+    diloco  AdamW inside and Nesterov momentum outside, in place of SGD and an average
     """
     if not minibatches:
         return AtWork(group, case, OneStepAlone)
     batches = case.minibatches(minibatches)
-    if fragments:
-        streams = {"fragments": fragments, "tau": tau, "alpha": alpha, "bits": bits}
-        return Rounds(group, case, batches, every, StreamingDiLoCo, **streams)
     return Rounds(group, case, batches, every, DiLoCo if diloco else LocalSGD)
+
+
+def streamed_steps(
+    group: Group,
+    case: Case,
+    every: int = 1,
+    minibatches: int | None = None,
+    fragments: int = 1,
+    tau: int = 0,
+    alpha: float = 0.5,
+    bits: int | None = 4,
+) -> Job:
+    """Train alone; fragments of the layers meet in turn; by default, one batch's gradient."""
+    if not minibatches:
+        return AtWork(group, case, OneStepAlone)
+    streams = {"fragments": fragments, "tau": tau, "alpha": alpha, "bits": bits}
+    batches = case.minibatches(minibatches)
+    return Rounds(group, case, batches, every, StreamingDiLoCo, **streams)
 
 
 class Rounds(Steps):
@@ -167,7 +173,7 @@ class Rounds(Steps):
         self, group: Group, case: Case, batches: list[Batch], every: int, kind: type, **streams
     ):
         training = training_of(case, batches, group.size)
-        replay = partial(replays.replay_diloco, training, inner, every, *OUTER, **streams)
+        replay = partial(replays.replay_diloco, training, inner, every, OUTER, **streams)
         if kind is LocalSGD:
             replay = partial(replays.replay_local_sgd, training, LR, every)
         super().__init__(group, case, DataParallel, batches, replay, inner)
@@ -214,5 +220,5 @@ STRATEGIES = [
     record("power_sgd", start=power_sgd, bytes=costs.power_sgd_bytes),
     record("quantized_gather", start=quantized),
     record("local_sgd", start=local_steps, bytes=costs.local_sgd_bytes),
-    record("streaming_diloco", start=local_steps),
+    record("streaming_diloco", start=streamed_steps),
 ]
