@@ -9,12 +9,12 @@ import pytest
 
 from minidist import nn
 from minidist.cli import COMMANDS, main
-from minidist.cli.train import PRESETS
 from minidist.cli.verify import families, markdown
 from minidist.course import mutants
 from minidist.course.lab import labs
 from minidist.pipeline_parallel import SCHEDULES, read, validate
 from minidist.planning.plans.search import ASYNCHRONOUS
+from minidist.training.presets import PRESETS
 from minidist.verify.mistakes import register
 
 ROOT = Path(__file__).parent.parent

@@ -91,7 +91,7 @@ class BenchCommand(Command):
             raise WrongInput("mpiexec has started the ranks; leave --ranks out")
         if self.ranks:
             return {"ranks": self.ranks}
-        sizes = {name: n for name in GPU_SIZES if (n := getattr(self, name)) is not None}
-        if sizes and suite != "gpu":
-            raise WrongInput(f"the sizes of {suite} are fixed; leave --{next(iter(sizes))} out")
+        if suite != "gpu":
+            self.refuse(GPU_SIZES, f"the sizes of {suite} are fixed; leave {{}} out")
+        sizes = {name: self.asked[name] for name in GPU_SIZES if name in self.asked}
         return {"sizes": sizes} if sizes else {}

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import sys
-import textwrap
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from tqdm import tqdm
 
 from minidist.cli.options import JSON, SECONDS, SEED, Command, argument, flag, number, option, whole
 from minidist.course import (
-    grader,
     mutants,
     mutation_testing,
     property_lab,
@@ -28,42 +26,23 @@ from minidist.course import (
     starter,
 )
 from minidist.course.export import export
-from minidist.course.grade_all import Job, Result, grade_all, load, place, save
+from minidist.course.folders import (
+    graded,
+    lab_name,
+    make_folder,
+    read_text,
+    students_in,
+    write_text,
+)
+from minidist.course.grade_all import Job, Result, earlier_results, grade_all, place, save
 from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
-from minidist.course.sandbox.untrusted import plain
-from minidist.course.submissions import LABEL, check_no_link, handed_in, label, submissions
+from minidist.course.submissions import submissions
 from minidist.errors import WrongInput, is_wrong_input, plural
-from minidist.verify.mistakes.register import source
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
 ROWS = 50  # of the table of similar submissions
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
-
-
-def read_text(file: Path) -> str:
-    """Read a teacher's file. ValueError: why it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise WrongInput(f"cannot read {file}: {why}") from None
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file, in a folder that is made if it is missing. ValueError: why it cannot be."""
-    make_folder(file.parent)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WrongInput(f"cannot write {file}: {error.strerror}") from None
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WrongInput(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def read_seed(text: str) -> int:
@@ -71,19 +50,6 @@ def read_seed(text: str) -> int:
     if os.path.isfile(text):  # Path.is_file raises where the text is too long for a name
         text = read_text(Path(text)).strip()
     return int(SEED(text))
-
-
-def students_in(text: str) -> list[str]:
-    """Read the name of a student, or Gradescope's file with the e-mails of one or several."""
-    if not (name := text.strip().lower()) or name.endswith(".json") != os.path.isfile(text):
-        raise WrongInput(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
-    if not name.endswith(".json"):
-        return [name]
-    content = read_text(Path(text))
-    try:
-        return [user["email"].strip().lower() for user in json.loads(content)["users"]]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise WrongInput(f"{text} has no users with an email, as Gradescope's file has") from None
 
 
 @contextlib.contextmanager
@@ -166,35 +132,6 @@ class ExportCommand(Command):
         return 0
 
 
-@ended_by_signals()
-def graded(
-    folder: Path,
-    lab: str | None,
-    seconds: float,
-    seed: int | None,
-    task: str | None = None,
-    student: str | None = None,
-) -> grader.Grade:
-    """Grade a folder; its lab.txt says the lab and the student that nobody has named."""
-    lab_named, made_for = label(folder)
-    shown = plain(str(folder))
-    if not (name := lab or lab_named):
-        why = f"{shown} has no {LABEL}, which names its lab; pass the name: --lab NAME"
-        raise WrongInput(why if folder.exists() else f"there is no folder {shown}")
-    if lab_named and lab_named != name:
-        why = f"its {LABEL} says {lab_named[:40]!r}, the questions are of {name!r}"
-        print(f"minidist: {shown}: {why}", file=sys.stderr)
-    grade = property_lab.grade if name == MUTANTS else grader.grade
-    made_for = made_for.strip().lower()
-    students = [made_for] if student is None else students_in(student)
-    student = made_for if made_for in students else students[0]
-    done = grade(folder, find(name).for_student(student), seed, Limits(seconds), task=task)
-    if student == made_for:
-        return done
-    made_for = plain(made_for)[:100] or "no student"
-    return replace(done, remark=f"This folder was made for {made_for}; it is graded for {student}.")
-
-
 @dataclass
 class TestCommand(Command):
     """Ask the public questions; exit status 1 if an answer is wrong."""
@@ -208,7 +145,8 @@ class TestCommand(Command):
     def run(self) -> int:
         while True:
             before = self.times()
-            done = graded(self.folder, self.lab, self.seconds, seed=0, task=self.task)
+            with ended_by_signals():
+                done = graded(self.folder, self.lab, self.seconds, seed=0, task=self.task)
             print(report.text(done, foot=False), end="", flush=True)
             if not self.watch:
                 return 0 if done.points == done.lab.points else 1
@@ -249,7 +187,8 @@ class GradeCommand(Command):
         if output is not None and output.is_dir():
             raise WrongInput(f"cannot write {output}: it is a folder")
         try:
-            done = graded(self.folder, self.lab, self.seconds, self.seed, student=self.student)
+            with ended_by_signals():
+                done = graded(self.folder, self.lab, self.seconds, self.seed, student=self.student)
             message = FORMATS[self.format](done)
         except ValueError as error:
             if self.format == "gradescope" and is_wrong_input(error):
@@ -296,29 +235,19 @@ class SimilarCommand(Command):
                 "the lab of mutants is not compared: everybody's tests are like each other"
             )
         lab = find(name)
-        reader, readable, remarks = similarity.Reader(lab), [], []
-        unique = len({folder.name for folder in folders}) == len(folders)
-        for folder in folders:
-            name = folder.name if unique else str(folder)
-            try:
-                check_no_link(folder)
-                files, unusable = handed_in(folder, lab.files)
-            except (OSError, ValueError) as error:
-                remarks.append(plain(f"{name}: {error}"))
-                continue
-            remarks += [plain(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
-            readable.append(reader.read(plain(name), files))
-        if len(readable) < 2:
-            count = plural(len(readable), "submission")
-            raise WrongInput(f"{count} of lab {lab.name}; a pair needs two")
-        reference = reader.read("the package", {path: source(path) for path in lab.files})
+        readable, reference, remarks = similarity.read_all(folders, lab)
         pairs = similarity.pairs(readable, reference, self.above)
         if self.json:
             print(json.dumps({"lab": lab.name, "pairs": pairs, "not read": remarks}, indent=1))
-        else:
-            self.print_pairs(pairs, len(readable))
-            for remark in remarks:
-                print(f"not read: {remark}")
+            return 0
+        pairs_above = f"{plural(len(pairs), 'pair')} with a share of {self.above:g} or more"
+        print(f"{len(readable)} submissions; {pairs_above}")
+        if pairs:
+            print(similarity.table(pairs[:ROWS]))
+        if len(pairs) > ROWS:
+            print(f"{len(pairs) - ROWS} more: raise --above, or take --json")
+        for remark in remarks:
+            print(f"not read: {remark}")
         return 0
 
     def submissions(self, folder: Path) -> list[Path]:
@@ -327,50 +256,9 @@ class SimilarCommand(Command):
             raise WrongInput(f"there is no folder {folder}")
         return inner if len(inner := submissions(folder)) > 1 else [folder]
 
-    def print_pairs(self, pairs: list[dict], count: int) -> None:
-        pairs_above = f"{plural(len(pairs), 'pair')} with a share of {self.above:g} or more"
-        print(f"{count} submissions; {pairs_above}")
-        rows = [("share", "run", "first", "second", "shared functions")] if pairs else []
-        for pair in pairs[:ROWS]:
-            first, second = map("{} {}".format, pair["between"], pair["places"])
-            functions = ", ".join(pair["functions"][:3])
-            if len(pair["functions"]) > 3:
-                functions += f" and {len(pair['functions']) - 3} more"
-            rows.append((f"{pair['share']:.2f}", str(pair["run"]), first, second, functions))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
-        if pairs:
-            print("run: symbols of the longest shared run, which begins at the two places")
-        if len(pairs) > ROWS:
-            print(f"{len(pairs) - ROWS} more: raise --above, or take --json")
-
-
-def lab_name(folders: list[Path]) -> str:
-    if name := next(filter(None, (label(folder)[0] for folder in folders)), ""):
-        return name
-    raise WrongInput("no lab.txt names the lab of these folders; pass the name: --lab NAME")
-
-
-class OfClass(Command):
-    """What grade-all and report have in common."""
-
-    folder: Path
-    results: Path | None
-
-    def earlier(self) -> tuple[list[Path], Path, dict[Path, Result]]:
-        """Return the submissions, the folder of results, and those that it has, newest last."""
-        if not (paths := submissions(self.folder)):
-            raise WrongInput(f"{self.folder} has no submissions: a folder or .zip for each student")
-        whole_path = self.folder.resolve()
-        folder = self.results or whole_path.with_name(f"{whole_path.name}.results")
-        files = {path: file for path in paths if (file := place(folder, path)).is_file()}
-        in_time = sorted(files, key=lambda path: files[path].stat().st_mtime_ns)
-        return paths, folder, {path: done for path in in_time if (done := load(files[path]))}
-
 
 @dataclass
-class GradeAllCommand(OfClass):
+class GradeAllCommand(Command):
     """Grade every subfolder and .zip of a folder with the same hidden questions. Each result is
     saved at once: an interrupted run goes on where it was, and changed files are graded
     again. At the end: the points' distribution, the tasks that most failed, the causes."""
@@ -396,7 +284,7 @@ class GradeAllCommand(OfClass):
     @ended_by_signals()
     def run(self) -> int:
         """Grade every submission; print a line for each, and a table at the end."""
-        paths, folder, earlier = self.earlier()
+        paths, folder, earlier = earlier_results(self.folder, self.results)
         newest = list(earlier.values())[-1:]
         lab = find(self.lab or (newest[0].lab if newest else lab_name([self.folder, *paths])))
         drawn = newest[0].seed if newest else secrets.randbits(32)
@@ -433,7 +321,7 @@ class GradeAllCommand(OfClass):
 
 
 @dataclass
-class ReportCommand(OfClass):
+class ReportCommand(Command):
     """Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts."""
 
     lab: str | None = option(*FIRST_LAB)
@@ -442,7 +330,7 @@ class ReportCommand(OfClass):
     output: Path | None = option("the page (default: report.html among the results)", Path, "FILE")
 
     def run(self) -> int:
-        _, folder, earlier = self.earlier()
+        _, folder, earlier = earlier_results(self.folder, self.results)
         results = list(earlier.values())
         if not results:
             raise WrongInput(
@@ -528,6 +416,7 @@ class MutantsCommand(Command):
     def judged(self, chosen: list[mutants.Mutant]) -> list[dict]:
         """Return a row per mutant, by name; print each, unless as JSON, when it is done."""
         rows, width = [], max(len(mutant.name) for mutant in chosen)
+        screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
         tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
         bar = tqdm(
             total=len(chosen),
@@ -543,15 +432,5 @@ class MutantsCommand(Command):
                 bar.update()
                 if not self.json:
                     with bar.external_write_mode(sys.stdout):
-                        print(killer_and_diagnosis(row, width), flush=True)
+                        print(mutation_testing.text(row, width, screen), flush=True)
         return sorted(rows, key=lambda row: row["name"])
-
-
-def killer_and_diagnosis(row: dict, width: int) -> str:
-    screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
-    lines = [
-        wrapped
-        for line in (row["diagnosis"] or "").splitlines()
-        for wrapped in textwrap.wrap(line, screen - 4, subsequent_indent="  ")
-    ]
-    return "\n    ".join([f"{row['name']:<{width}}  {row['killed_by'] or 'SURVIVED'}", *lines])

@@ -158,9 +158,8 @@ class PlanCommand(Command):
     def run(self) -> int:
         """Search, profile or compare; return 1 if the run of a plan is not certified."""
         way = "profile" if self.profile else "published" if self.published else "model"
-        for name in dict.fromkeys(sum(USED.values(), ())):
-            if getattr(self, name) is not None and name not in USED[way]:
-                raise WrongInput(f"--{way} does not use --{name}; leave it out")
+        unused = [name for name in dict.fromkeys(sum(USED.values(), ())) if name not in USED[way]]
+        self.refuse(unused, f"--{way} does not use {{}}; leave it out")
         if self.profile:
             return self.run_profile()
         return self.run_published() if self.published else self.run_search()
@@ -206,7 +205,7 @@ class PlanCommand(Command):
         from minidist.planning import TransformerSize
         from minidist.planning.plans.published import size_of
 
-        sizes = {name: n for name in SIZES if (n := getattr(self, name)) is not None}
+        sizes = {name: self.asked[name] for name in SIZES if name in self.asked}
         if self.model is not None:
             changed = ", ".join(f"{name} {n}" for name, n in sizes.items())
             title = " with ".join(filter(None, [self.model, changed]))

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minidist.cli.options import (
     DEVICE,
@@ -16,7 +16,6 @@ from minidist.cli.options import (
     exact_times,
     flag,
     option,
-    option_of,
     whole,
 )
 from minidist.errors import WrongInput
@@ -126,7 +125,7 @@ class TimelineCommand(Command):
         """Print the picture and the numbers; write the file."""
         order = self.order()
         self.check(order)
-        durations = {name: time for name in DURATIONS if (time := getattr(self, name)) is not None}
+        durations = {name: self.asked[name] for name in DURATIONS if name in self.asked}
         schedule, end = order.schedule, f", {order.stages} stages"
         if isinstance(schedule, str):
             options = {n: time for n, time in durations.items() if n in takes(schedule)}
@@ -160,36 +159,26 @@ class TimelineCommand(Command):
 
     def order(self) -> Order:
         """Return the order to draw; of a file, its programs and their sizes."""
-        if self.name is not None and self.schedule is not None:
-            raise WrongInput(f"{self.name} and --schedule {self.schedule}; leave one of them out")
-        self.schedule = self.name or self.schedule
+        if self.name is not None:
+            twice = f"{self.name} and --schedule {self.schedule}; leave one of them out"
+            self.refuse(["schedule"], twice)
+            self.asked["schedule"] = self.name
         if self.program is None:
-            shape: dict[str, Any] = {
-                n: usual if getattr(self, n) is None else getattr(self, n)
-                for n, usual in SHAPE.items()
-            }
-            return Order(*shape.values())
-        for name in (*SHAPE, "memory"):
-            if getattr(self, name) is not None:
-                raise WrongInput(
-                    f"the file of --program says all of its order; leave {option_of(name)} out"
-                )
+            return Order(*(self.asked.get(name, usual) for name, usual in SHAPE.items()))
+        complete = "the file of --program says all of its order; leave {} out"
+        self.refuse([*SHAPE, "memory"], complete)
         order = read(Path(self.program))
         validate(order, len(order), micro_batches_of(order))
         return Order(order, len(order), micro_batches_of(order), None)
 
     def check(self, order: Order) -> None:
         """Raise ValueError for what cannot be drawn, before anything runs."""
-        timed = [name for name in DURATIONS if getattr(self, name) is not None]
-        if self.measured and timed:
-            option = option_of(timed[0])
-            raise WrongInput(f"--measured takes all times from the run; leave {option} out")
-        for name, usual, why in (
-            ("device", "cpu", "a simulation needs no device"),
-            ("dp", 1, "a simulation has one copy of a pipeline"),
-        ):
-            if getattr(self, name) != usual and not self.measured:
-                raise WrongInput(f"{why}; add --measured, or leave --{name} out")
+        if self.measured:
+            self.refuse(DURATIONS, "--measured takes all times from the run; leave {} out")
+        else:
+            remedy = "; add --measured, or leave {} out"
+            self.refuse(["device"], f"a simulation needs no device{remedy}")
+            self.refuse(["dp"], f"a simulation has one copy of a pipeline{remedy}")
         if self.device != "cpu":
             from minidist.backend import check_device  # needs NumPy
 

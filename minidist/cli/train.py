@@ -6,23 +6,15 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
-from itertools import cycle
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from minidist import nn
 from minidist.backend import check_device
-from minidist.checkpoint import Keep, Saved, manifest
-from minidist.checkpoint.run_checkpoints import (
-    DESCRIPTION,
-    changes,
-    description_in,
-    settings_in,
-    steps_done_and_next,
-)
+from minidist.checkpoint import Keep, Saved
+from minidist.checkpoint.run_checkpoints import description_in
 from minidist.checkpoint.writing import MOST_STEPS
 from minidist.cli.options import (
     DEVICE,
@@ -39,10 +31,8 @@ from minidist.cli.options import (
     reader,
     whole,
 )
-from minidist.comm import Group
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
-from minidist.data_parallel.parameter_server import Push
 from minidist.errors import WrongInput, plural
 from minidist.observe.style import save_loss_curve
 from minidist.observe.timeline import FIGURES, check_path
@@ -50,20 +40,13 @@ from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.training.elastic import train_elastic
 from minidist.training.kinds import KINDS, MODELS, Data, kind_of, load, model_of
 from minidist.training.loop import train, warm_up_and_decay
-from minidist.training.servers import (
-    Minibatches,
-    Served,
-    plan_of,
-    rule,
-    train_with_servers,
-    workers_among,
-)
-from minidist.training.settings import DEFAULTS, OF_MESHES, OF_SERVERS, Settings
-from minidist.training.setup import description, examples_of
+from minidist.training.presets import PRESETS, chosen
+from minidist.training.resume import goes_on
+from minidist.training.servers import in_words, plan_in_words, train_with_servers
+from minidist.training.settings import OF_MESHES, OF_SERVERS, Settings, mesh_in_words
 from minidist.training.translation import translate
-from minidist.verify.certificate import certify
+from minidist.verify.certificate import certify, replayed
 from minidist.verify.compare import BOUND
-from minidist.verify.replays.parameter_server import replay_server
 
 CHOICES: dict[str, list] = {  # of settings
     "model": [*MODELS],
@@ -73,37 +56,6 @@ CHOICES: dict[str, list] = {  # of settings
     "precision": ["float32", "float16", "bfloat16", "bfloat16-stochastic", "float8"],
 }
 
-
-class Preset(NamedTuple):
-    """A strategy by name: settings that lay out a number of ranks; other axes have one rank.
-
-    splits  what the ranks split, in words
-    axis    that the ranks make up; "": see mesh_of
-    """
-
-    splits: str
-    axis: str
-    more: Mapping[str, int | str | None] = {}
-
-
-PRESETS = {  # the names are those in `minidist strategies`, where it has the strategy
-    "naive": Preset("the batch", "dp"),
-    "zero_1": Preset("the batch and the optimizer's state", "dp", {"zero": 1}),
-    "zero_2": Preset("the batch, the optimizer's state and gradients", "dp", {"zero": 2}),
-    "zero_3": Preset("the batch and all that a rank keeps of the model", "dp", {"zero": 3}),
-    "gpipe": Preset(
-        "the layers, all forward passes before all backward", "pp", {"schedule": "gpipe"}
-    ),
-    "1f1b": Preset("the layers, forward and backward in turns", "pp", {"schedule": "1f1b"}),
-    "tensor": Preset("attention heads, matrices and vocabularies", "tp"),
-    "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", ""),
-    "downpour": Preset(
-        "the batch, without waiting for each other, over workers of parameter servers",
-        "dp",
-        {"servers": 1, "staleness": None, "quorum": None},
-    ),
-}
-ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
 NOT_WITH_SERVERS = {  # options that a ServerPlan does not know: why they have no meaning there
     "dp": "the workers share every batch; use --ranks",
@@ -120,41 +72,6 @@ NEED_A_FOLDER = {  # options that need a folder of checkpoints, and for what
     "every": "where the checkpoints will be",
     "elastic": "to go on from",
 }
-
-
-def mesh_of(ranks: int) -> dict[str, int]:
-    """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
-    sizes, axes = {"dp": 1, "pp": 1, "tp": 1}, cycle(["dp", "pp", "tp"])
-    while ranks > 1:
-        factor = largest_prime(ranks)
-        sizes[next(axes)] *= factor
-        ranks //= factor
-    return sizes
-
-
-def largest_prime(n: int) -> int:
-    """Return the largest prime factor: what is left without the smaller ones."""
-    smallest = next((p for p in range(2, n) if n % p == 0), n)
-    return n if smallest == n else largest_prime(n // smallest)
-
-
-def chosen(name: str, ranks: int, asked: Mapping) -> dict[str, Any]:
-    """Return the settings of a preset for a number of ranks.
-
-    asked  options that were given; ValueError if the preset has another value for one of them
-    """
-    preset = PRESETS[name]
-    mesh = {preset.axis: ranks} if preset.axis else mesh_of(ranks)
-    settings = ALONE | mesh | dict(preset.more)
-    if name == "downpour":
-        settings["servers"] = asked.get("servers", 1)
-    for setting, value in ({"servers": None} | settings).items():
-        if asked.get(setting, value) != value:
-            raise WrongInput(
-                f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
-                f"{asked[setting]}; leave {option_of(setting)} or --strategy out"
-            )
-    return settings
 
 
 def option_of_setting(setting: Field) -> dict[str, Any]:
@@ -271,7 +188,9 @@ class TrainCommand(Command):
         keep, data = self.keep(), self.read_data(settings)
         if self.plot is not None:
             check_path(self.plot, "a plot", FIGURES)
-        first = first_step(keep, description(data, settings), settings)
+        first, remarks = goes_on(keep, data, settings)
+        if remarks:
+            print("; ".join(remarks))
         model = model_of(data, settings)
         state, settings = self.train(settings, data, model, keep, first)
         model.load_state(state)
@@ -348,9 +267,10 @@ class TrainCommand(Command):
         """Train on the ranks; print the data, the ranks and the losses; return weights and mesh."""
         size = sum(p.size for p in model.parameters() if p.requires_grad)
         kind, N = kind_of(data), settings.ranks
+        layout = plan_in_words(settings) if settings.servers else mesh_in_words(settings)
         print(
             f"{kind.description(data)['source']}: {kind.size(data)}; {size:,} parameters\n"
-            f"{plural(N, 'rank')}, {layout(settings)} {settings.batch} {kind.unit}",
+            f"{plural(N, 'rank')}, {layout} {settings.batch} {kind.unit}",
             flush=True,
         )
         begin = time.perf_counter()
@@ -364,9 +284,10 @@ class TrainCommand(Command):
             losses, state, *_ = ranks[0]
         seconds = time.perf_counter() - begin
         if settings.servers:
-            print_servers(ranks, settings.servers)
+            print(in_words(ranks))
         if self.replay:
-            print_replay(ranks, data, settings, where)
+            arrays = replayed(ranks, data, settings, **where)
+            print(f"replay of the servers' logs: the same bits in all {arrays} arrays")
         mean = sum(losses[-20:]) / len(losses[-20:])
         print(
             f"{plural(len(losses) - first, 'step')} in {seconds:.0f} s: "
@@ -410,98 +331,6 @@ def data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
             "--ranks out"
         )
     return dp
-
-
-def first_step(keep: Keep | None, run: dict, settings: Settings) -> int:
-    """Return the step that the run begins with; print what it goes on from, once it is read."""
-    saved = keep and keep.saved(run, DEFAULTS)
-    if not saved:
-        return 0
-    grows = changes(saved.about[DESCRIPTION], run)
-    _, first = steps_done_and_next(saved, grows)
-    saved.check()
-    remarks = [f"goes on after step {saved.step}, from {saved.path}"]
-    newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
-    if newer:
-        remarks.append(f"newer ones ({', '.join(newer)}) are renamed to aside-*")
-    remarks += grows
-    if first >= settings.steps:
-        remarks.append(f"no update is left of --steps {settings.steps}")
-    elif not grows:
-        remarks += rate_in_words(settings_in(saved, DEFAULTS), settings, first)
-    print("; ".join(remarks))
-    return first
-
-
-def rate_in_words(before: dict, settings: Settings, first: int) -> list[str]:
-    """Return in words how the learning rate jumps where a run goes on with another --steps."""
-    if before["steps"] == settings.steps:
-        return []
-    last = before["lr"] * warm_up_and_decay(first - 1, before["steps"])
-    rate = settings.lr * warm_up_and_decay(first, settings.steps)
-    by = f"--steps {settings.steps}, not {before['steps']}"
-    return [f"{by}: the learning rate goes on with {rate:.1e}, after {last:.1e}"]
-
-
-def layout(settings: Settings) -> str:
-    """Return the words between `4 ranks, ` and the size of a batch."""
-    if settings.servers:
-        servers = plan_of(settings).servers  # refused before a rank starts
-        what = "a server" if servers == 1 else "servers"
-        return f"{servers} of them {what}, the others each with a part of every batch of"
-    if not settings.on_mesh:
-        return "each with its part of every batch of"
-    axes = {"data": settings.dp, "pipeline": settings.pp}
-    if settings.cp > 1:
-        axes["context"] = settings.cp
-    axes["tensor"] = settings.tp
-    words = [f"{' x '.join(map(str, axes.values()))} ({', '.join(axes)})"]
-    if settings.ep > 1:
-        words.append(f"experts over {settings.ep}")
-    if settings.zero:
-        words.append(f"ZeRO stage {settings.zero}")
-    return ", ".join([*words, "for batches of"])
-
-
-def print_servers(ranks: list[Served], number: int) -> None:
-    """Print how stale the gradients were, and how much was sent; number: of servers."""
-    servers, workers = ranks[:number], ranks[number:]
-    stale = [updates for rank in servers for updates in rank.staleness]
-    pulled, pushed = (sum(rank.sent for rank in those) / 1e6 for those in (servers, workers))
-    print(
-        f"pulled {pulled:.1f} MB, pushed {pushed:.1f} MB; "
-        f"staleness {np.mean(stale):.2f} updates on average, {max(stale)} at most"
-    )
-
-
-def print_replay(ranks: list[Served], data: Data, settings: Settings, where: dict) -> None:
-    """Repeat the run from the servers' logs; RuntimeError if a bit differs."""
-    logs, model = [rank.log for rank in ranks if rank.log is not None], model_of(data, settings)
-    examples = examples_of(data, settings)
-    want = run_on_ranks(replay, len(ranks), model, examples, settings, logs, **where)[0]
-    if wrong := [n for n, w in want.items() if not np.array_equal(w, ranks[0].state[n])]:
-        raise RuntimeError(f"the replay of the servers' logs has other bits in {wrong}")
-    print(f"replay of the servers' logs: the same bits in all {len(want)} arrays")
-
-
-def replay(
-    group: Group,
-    model: nn.Module,
-    examples: tuple[np.ndarray, np.ndarray],
-    settings: Settings,
-    logs: list[list[list[Push]]],
-) -> dict[str, np.ndarray] | None:
-    """Return, on rank 0, the weights after the updates in the servers' logs, from the model's.
-
-    Run it on as many ranks as trained. ValueError if a minibatch is not in each log exactly once.
-    """
-    if group.rank > 0:
-        return None  # it only takes its share of the cores
-    plan, workers = plan_of(settings), workers_among(group.size, settings)
-    minibatches = Minibatches(*examples, settings, workers)
-    dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
-    optimizer, model = rule(settings, workers), model.to(group.device)
-    return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer)
 
 
 @dataclass

@@ -14,6 +14,7 @@ sandbox/        runs both in a separate process, which returns arrays and nothin
                 supervisor.py starts what runs there, inside/: the supervisor, the student
 submissions.py  reads what is handed in, folders and .zip files
 grader.py       asks, judges, adds up the points
+folders.py      grades one folder as its lab.txt or a teacher says; a teacher's files
 diagnosis.py    names the register's mistake that gives a wrong answer
 report.py       writes a grade as text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README

@@ -23,7 +23,7 @@ from minidist.course import grader, property_lab, report
 from minidist.course.lab import Lab
 from minidist.course.sandbox.limits import USUAL, Limits, open_to_all
 from minidist.course.sandbox.untrusted import plain, remove
-from minidist.course.submissions import check_no_link, handed_in, label
+from minidist.course.submissions import check_no_link, handed_in, label, submissions
 from minidist.errors import WrongInput, is_wrong_input
 
 ENDING = 20  # seconds that a worker has to clean up
@@ -200,3 +200,16 @@ def load(file: Path) -> Result | None:
         whole = all(type(text) is str for text in texts) and type(found.seed) is int
         return found if whole and all(map(isfinite, numbers)) else None
     return None
+
+
+def earlier_results(
+    folder: Path, results: Path | None = None
+) -> tuple[list[Path], Path, dict[Path, Result]]:
+    """Return a class's submissions, the folder of results, and those that it has, newest last."""
+    if not (paths := submissions(folder)):
+        raise WrongInput(f"{folder} has no submissions: a folder or .zip for each student")
+    whole_path = folder.resolve()
+    results = results or whole_path.with_name(f"{whole_path.name}.results")
+    files = {path: file for path in paths if (file := place(results, path)).is_file()}
+    in_time = sorted(files, key=lambda path: files[path].stat().st_mtime_ns)
+    return paths, results, {path: done for path in in_time if (done := load(files[path]))}

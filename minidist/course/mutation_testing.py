@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import tempfile
+import textwrap
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -230,3 +231,13 @@ def judge(
                         ahead += affected
         finally:
             runs.close()
+
+
+def text(row: dict, width: int, screen: int) -> str:
+    """Return a row in words: the mutant, what killed it, and the diagnosis, folded to a screen."""
+    lines = [
+        wrapped
+        for line in (row["diagnosis"] or "").splitlines()
+        for wrapped in textwrap.wrap(line, screen - 4, subsequent_indent="  ")
+    ]
+    return "\n    ".join([f"{row['name']:<{width}}  {row['killed_by'] or 'SURVIVED'}", *lines])

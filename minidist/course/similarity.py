@@ -24,9 +24,14 @@ from hashlib import blake2b
 from itertools import chain, combinations, groupby, islice
 from keyword import iskeyword
 from math import inf, log2
+from pathlib import Path
 from typing import NamedTuple
 
 from minidist.course.lab import Lab
+from minidist.course.sandbox.untrusted import plain
+from minidist.course.submissions import check_no_link, handed_in
+from minidist.errors import WrongInput, plural
+from minidist.verify.mistakes.register import source as source_of
 
 K, W, FEWEST = 10, 4, 5
 MOST = 10_000  # tokens of a file that are read
@@ -99,6 +104,45 @@ def _symbols(source: str, given: str) -> Iterator[tuple[str, str, int]]:
             stays = text in attributes if before == "." else after == "(" and text in called
             text = text if stays else "NAME"
         yield function, text, token.start[0]
+
+
+def read_all(folders: list[Path], lab: Lab) -> tuple[list[Submission], Submission, list[str]]:
+    """Return the submissions, the package's own, and in words what could not be read.
+
+    ValueError unless there are two to compare.
+    """
+    reader, remarks = Reader(lab), list[str]()
+    readable: list[Submission] = []
+    unique = len({folder.name for folder in folders}) == len(folders)
+    for folder in folders:
+        name = folder.name if unique else str(folder)
+        try:
+            check_no_link(folder)
+            files, unusable = handed_in(folder, lab.files)
+        except (OSError, ValueError) as error:
+            remarks.append(plain(f"{name}: {error}"))
+            continue
+        remarks += [plain(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
+        readable.append(reader.read(plain(name), files))
+    if len(readable) < 2:
+        count = plural(len(readable), "submission")
+        raise WrongInput(f"{count} of lab {lab.name}; a pair needs two")
+    return readable, reader.read("the package", {p: source_of(p) for p in lab.files}), remarks
+
+
+def table(pairs: list[dict]) -> str:
+    """Return pairs as lines, with a head, and a line that says what a run is."""
+    rows = [("share", "run", "first", "second", "shared functions")]
+    for pair in pairs:
+        first, second = map("{} {}".format, pair["between"], pair["places"])
+        functions = ", ".join(pair["functions"][:3])
+        if len(pair["functions"]) > 3:
+            functions += f" and {len(pair['functions']) - 3} more"
+        rows.append((f"{pair['share']:.2f}", str(pair["run"]), first, second, functions))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    end = "run: symbols of the longest shared run, which begins at the two places"
+    return "\n".join([*lines, end])
 
 
 def pairs(found: list[Submission], reference: Submission, above: float) -> list[dict]:

@@ -65,6 +65,17 @@ class Served(NamedTuple):
     sent: int
 
 
+def in_words(ranks: list[Served]) -> str:
+    """Return how stale the gradients were, and how much was sent."""
+    stale = [updates for rank in ranks for updates in rank.staleness]
+    pulled = sum(rank.sent for rank in ranks if rank.log is not None) / 1e6
+    pushed = sum(rank.sent for rank in ranks if rank.log is None) / 1e6
+    return (
+        f"pulled {pulled:.1f} MB, pushed {pushed:.1f} MB; "
+        f"staleness {np.mean(stale):.2f} updates on average, {max(stale)} at most"
+    )
+
+
 def train_with_servers(
     group: Group,
     data: Data,
@@ -115,6 +126,13 @@ def plan_of(settings: Settings) -> ServerPlan:
         n_push=settings.push_every or 1,
         sparse=settings.sparse,
     )
+
+
+def plan_in_words(settings: Settings) -> str:
+    """Return the words between `4 ranks, ` and the size of a batch."""
+    servers = plan_of(settings).servers
+    kind = "a server" if servers == 1 else "servers"
+    return f"{servers} of them {kind}, the others each with a part of every batch of"
 
 
 def workers_among(ranks: int, settings: Settings) -> int:

@@ -174,4 +174,20 @@ class Settings:
         return self.dp * self.pp * self.cp * self.tp
 
 
+def mesh_in_words(settings: Settings) -> str:
+    """Return the words between `4 ranks, ` and the size of a batch."""
+    if not settings.on_mesh:
+        return "each with its part of every batch of"
+    axes = {"data": settings.dp, "pipeline": settings.pp}
+    if settings.cp > 1:
+        axes["context"] = settings.cp
+    axes["tensor"] = settings.tp
+    words = [f"{' x '.join(map(str, axes.values()))} ({', '.join(axes)})"]
+    if settings.ep > 1:
+        words.append(f"experts over {settings.ep}")
+    if settings.zero:
+        words.append(f"ZeRO stage {settings.zero}")
+    return ", ".join([*words, "for batches of"])
+
+
 DEFAULTS = asdict(Settings())

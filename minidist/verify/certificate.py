@@ -1,4 +1,7 @@
-"""The certificate of a training run: its trainer's gradients equal one device's."""
+"""The certificate of a training run: its trainer's gradients equal one device's.
+
+Of a run with servers also the replay: one rank repeats it from their logs, bit for bit.
+"""
 
 import copy
 from dataclasses import replace
@@ -9,11 +12,14 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Group, run
+from minidist.data_parallel.parameter_server import Push
 from minidist.rng import generator
-from minidist.training.kinds import Data, kind_of
+from minidist.training.kinds import Data, kind_of, model_of
+from minidist.training.servers import Minibatches, Served, plan_of, rule, workers_among
 from minidist.training.settings import Settings
-from minidist.training.setup import trainer_for
+from minidist.training.setup import examples_of, trainer_for
 from minidist.verify.compare import compare
+from minidist.verify.replays.parameter_server import replay_server
 from minidist.verify.strategies.cases import INPUT, Case, as_input, moved_by_forward, one_device
 
 
@@ -68,3 +74,36 @@ def gradients(group: Group, case: Case, settings: Settings) -> dict[str, np.ndar
         own = x.xp.zeros_like(x.data) if x.grad is None else x.grad
         moved[INPUT] = to_host(group.all_reduce(own))
     return trainer.gradients() | moved
+
+
+def replayed(ranks: list[Served], data: Data, settings: Settings, **where) -> int:
+    """Repeat a run from the logs of its servers; return of how many arrays all bits are the same.
+
+    where  device, timeout and transport, see run; RuntimeError if a bit differs
+    """
+    logs, model = [rank.log for rank in ranks if rank.log is not None], model_of(data, settings)
+    examples = examples_of(data, settings)
+    want = run(replay, len(ranks), model, examples, settings, logs, **where)[0]
+    if wrong := [n for n, w in want.items() if not np.array_equal(w, ranks[0].state[n])]:
+        raise RuntimeError(f"the replay of the servers' logs has other bits in {wrong}")
+    return len(want)
+
+
+def replay(
+    group: Group,
+    model: nn.Module,
+    examples: tuple[np.ndarray, np.ndarray],
+    settings: Settings,
+    logs: list[list[list[Push]]],
+) -> dict[str, np.ndarray] | None:
+    """Return, on rank 0, the weights after the updates in the servers' logs, from the model's.
+
+    Run it on as many ranks as trained. ValueError if a minibatch is not in each log exactly once.
+    """
+    if group.rank > 0:
+        return None  # it only takes its share of the cores
+    plan, workers = plan_of(settings), workers_among(group.size, settings)
+    minibatches = Minibatches(*examples, settings, workers)
+    dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
+    optimizer, model = rule(settings, workers), model.to(group.device)
+    return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer)

@@ -20,7 +20,7 @@ import pytest
 from minidist import cli, optim
 from minidist.backend import why_no_gpu
 from minidist.cli import main
-from minidist.cli.train import TrainCommand, replay
+from minidist.cli.train import TrainCommand
 from minidist.comm import run
 from minidist.observe import measure_pipeline, style, timeline
 from minidist.observe.bench import steps
@@ -30,6 +30,7 @@ from minidist.planning import simulate
 from minidist.training.kinds import NUMBERS
 from minidist.training.settings import OF_SERVERS, Settings
 from minidist.verify import certificate, equivalence
+from minidist.verify.certificate import replay
 from tests.chrome_traces import check_chrome_trace
 from tests.comm.test_cluster import group_gone
 
@@ -239,7 +240,7 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
             bias[-1] ^= 1
         return want
 
-    monkeypatch.setattr("minidist.cli.train.replay", other)
+    monkeypatch.setattr("minidist.verify.certificate.replay", other)
     arguments = ["train", "--transport", "thread", *TINY, "--servers", "2", "--replay"]
     with pytest.raises(RuntimeError, match=r"other bits in \['head.norm.bias'\]"):
         main(arguments)

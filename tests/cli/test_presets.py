@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.cli import main
-from minidist.cli.train import ALONE, PRESETS, chosen, mesh_of
+from minidist.training.presets import ALONE, PRESETS, chosen, mesh_of
 from minidist.verify.strategies import STRATEGIES
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from minidist import nn, optim
 from minidist.checkpoint import Keep, Saved
-from minidist.cli.train import replay
 from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.errors import RankFailed
 from minidist.nn.datasets import Text
@@ -24,6 +23,7 @@ from minidist.training.servers import (
     updates_of,
 )
 from minidist.training.settings import Settings
+from minidist.verify.certificate import replay
 from minidist.verify.compare import compare
 from minidist.verify.replays.parameter_server import replay_server
 from tests.data_parallel.serving import parameter_server_bytes

@@ -13,7 +13,6 @@ import pytest
 from minidist import nn
 from minidist.checkpoint import Keep, manifest
 from minidist.cli import main
-from minidist.cli.train import PRESETS, chosen
 from minidist.nn import generate as decoding
 from minidist.nn.datasets import Text, numbers
 from minidist.nn.datasets.pairs import DIRECTIONS, LANGUAGES, in_chinese, in_english
@@ -21,6 +20,7 @@ from minidist.nn.embedding import END, PAD
 from minidist.training import translation as translating
 from minidist.training.kinds import NUMBERS, load, model_of, numbers_of
 from minidist.training.loop import train
+from minidist.training.presets import PRESETS, chosen
 from minidist.training.settings import Settings
 from minidist.training.setup import description
 from minidist.training.translation import (
