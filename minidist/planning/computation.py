@@ -93,13 +93,10 @@ def einsum(op: Op, arrays, spans: Spans):
 
 
 def add(op: Op, arrays, spans: Spans):
+    """Return the sum of arrays that are repeated along the axes that they lack."""
     terms, output = op.terms
-    return sum(repeated(x, term, output) for x, term in zip(arrays, terms, strict=True))
-
-
-def repeat(op: Op, arrays, spans: Spans):
-    (term,), output = op.terms
-    return np.broadcast_to(repeated(arrays[0], term, output), shape_of(output, spans))
+    total = sum(repeated(x, term, output) for x, term in zip(arrays, terms, strict=True))
+    return np.broadcast_to(total, shape_of(output, spans))
 
 
 def repeated(x: np.ndarray, term: str, output: str) -> np.ndarray:
@@ -112,27 +109,18 @@ def shape_of(term: str, spans: Spans) -> tuple[int, ...]:
     return tuple(spans[letter][1] - spans[letter][0] for letter in term)
 
 
-def chosen(op: Op, arrays, spans: Spans):
-    """X[i] or X[i:j], along the letters that the output lacks as one axis."""
+def choice(op: Op, arrays, spans: Spans):
+    """X[i] or X[i:j], along the letters that the output lacks as one axis; or the adjoint.
+
+    A product with a matrix that has a 1 where a row of the output is a row of X.
+    """
     (term,), output = op.terms
-    lost, new, kept = only(term, output), only(output, term), common(term, output)
-    x = ordered(arrays[0], term, lost + kept)
-    x = x.reshape(prod(shape_of(lost, spans)), *shape_of(kept, spans))
-    return ordered(x[index_of(op)].reshape(shape_of(new + kept, spans)), new + kept, output)
-
-
-def unchosen(op: Op, arrays, spans: Spans):
-    """Zeros, and dY at [i] or [i:j]."""
-    (term,), output = op.terms
-    lost, new, kept = only(output, term), only(term, output), common(term, output)
-    dx = np.zeros((prod(shape_of(lost, spans)), *shape_of(kept, spans)), arrays[0].dtype)
-    index = index_of(op)
-    dx[index] = ordered(arrays[0], term, new + kept).reshape(dx[index].shape)
-    return ordered(dx.reshape(shape_of(lost + kept, spans)), lost + kept, output)
-
-
-def index_of(op: Op) -> int | slice:
-    return op.options[0] if len(op.options) == 1 else slice(*op.options)
+    x, y = (output, term) if op.kind.startswith("un") else (term, output)
+    lost, new = only(x, y), only(y, x)
+    rows = np.eye(prod(shape_of(lost, spans)), dtype=arrays[0].dtype)
+    chosen = rows[op.options[0] if len(op.options) == 1 else slice(*op.options)]
+    chosen = chosen.reshape(shape_of(new + lost, spans))
+    return np.einsum(f"{term},{new}{lost}->{output}", *arrays, chosen)
 
 
 def only(term: str, other: Container[str]) -> str:
@@ -146,33 +134,11 @@ def common(term: str, other: Container[str]) -> str:
 
 
 def embedding(op: Op, arrays, spans: Spans):
-    """The rows of W that this part has; where a token is of another part: zeros."""
-    (tokens, weight), output = op.terms
-    rows = only(weight, output)
-    own, held = held_rows(arrays[0], spans[rows])
-    y = ordered(arrays[1], weight, rows + only(weight, rows))
-    if not len(y):
-        return np.zeros(shape_of(output, spans), arrays[1].dtype)
-    y = y[own] * held.reshape(*held.shape, *[1] * (len(weight) - 1))
-    return ordered(y, tokens + only(weight, rows), output)
-
-
-def embedding_backward(op: Op, arrays, spans: Spans):
-    (tokens, grad), output = op.terms
-    rows = only(output, grad)
-    own, held = held_rows(arrays[0], spans[rows])
-    columns = only(grad, tokens)
-    dy = ordered(arrays[1], grad, tokens + columns)
-    dw = np.zeros(shape_of(rows + columns, spans), dy.dtype)
-    np.add.at(dw, own[held], dy[held])
-    return ordered(dw, rows + columns, output)
-
-
-def held_rows(tokens: np.ndarray, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's row in this part, and whether this part has it."""
-    begin, end = span
-    held = (tokens >= begin) & (tokens < end)
-    return np.where(held, tokens - begin, 0), held
+    """The rows of W, or their gradient: a product with a 1 where a token is a row of this part."""
+    (tokens, term), output = op.terms
+    rows = only(only(term, output) + only(output, term), tokens)
+    own = np.equal.outer(arrays[0], np.arange(*spans[rows])).astype(arrays[1].dtype)
+    return np.einsum(f"{tokens}{rows},{term}->{output}", own, arrays[1], optimize=True)
 
 
 COMPUTE = {
@@ -180,11 +146,11 @@ COMPUTE = {
     "multiply": einsum,
     "sum": einsum,
     "add": add,
-    "repeat": repeat,
-    "take": chosen,
-    "slice": chosen,
-    "untake": unchosen,
-    "unslice": unchosen,
+    "repeat": add,
+    "take": choice,
+    "slice": choice,
+    "untake": choice,
+    "unslice": choice,
     "embedding": embedding,
-    "embedding_backward": embedding_backward,
+    "embedding_backward": embedding,
 }

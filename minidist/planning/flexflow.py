@@ -53,7 +53,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from minidist.errors import WrongInput
-from minidist.events import Event, EventLog
 from minidist.planning.clock import TaskGraph
 from minidist.planning.graph import check_loss
 from minidist.planning.plans.plan import Machine
@@ -238,20 +237,6 @@ class TaskSimulation:
     sent: list
     busy: list
     tasks: TaskGraph = field(repr=False, compare=False)
-
-    @property
-    def timeline(self) -> EventLog:
-        """All tasks, as events."""
-        events, tasks = [], self.tasks
-        for task, (start, end) in enumerate(tasks.replay()):
-            name, device = tasks.names[task], tasks.devices[task]
-            if isinstance(device, int):
-                events.append(Event(device, name, start, end))
-            else:
-                kind, sender = device
-                sends = "communication", tasks.bytes[task], kind
-                events.append(Event(sender, name, start, end, *sends))
-        return EventLog(sorted(events, key=lambda event: event.end))
 
 
 class Simulator:

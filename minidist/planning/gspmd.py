@@ -36,10 +36,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.backend import Array, array_module, to_host
+from minidist.backend import Array, array_module
 from minidist.comm import Group, Mesh
 from minidist.errors import WrongInput, check_name
-from minidist.parallel.collective_functions import exchange, own_part, reduce_scatter_along
+from minidist.parallel.collective_functions import exchange, reduce_scatter_along
 from minidist.pieces import split_ends
 from minidist.planning.computation import compute
 from minidist.planning.graph import Graph, Op, d, with_gradients
@@ -86,24 +86,6 @@ def part(x: Array, placement: Placement, rank: int, size: int) -> Array:
     return x
 
 
-def full(parts: list[Array], placement: Placement) -> Array:
-    """Return X from what the ranks have: the meaning of a placement.
-
-    ValueError if it is replicated, and two ranks differ.
-    """
-    xp = array_module(*parts)
-    match placement:
-        case Split(axis):
-            return xp.concatenate(parts, axis=axis)
-        case Partial():
-            return sum(parts[1:], start=parts[0])
-    first = to_host(parts[0])
-    for rank, x in enumerate(map(to_host, parts)):
-        if x.shape != first.shape or not np.allclose(x, first, rtol=1e-9, atol=1e-12):
-            raise WrongInput(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
-    return parts[0]
-
-
 def dual(placement: Placement) -> Placement:
     """Return the placement of the gradient of a value that ranks used in this one, each a part."""
     duals: dict[Placement, Placement] = {REPLICATED: PARTIAL, PARTIAL: REPLICATED}
@@ -129,21 +111,17 @@ def collective(source: Placement, target: Placement) -> str | None:
 def redistribute(x: Array, group: Group, source: Placement, target: Placement) -> Array:
     """Return this rank's part of a value in another placement."""
     name = f"{source}->{target}"
-    match source, target:
-        case _ if source == target:
-            return x
-        case Split(a), Split(b):
+    match collective(source, target), source, target:
+        case "all_to_all", Split(a), Split(b):
             return exchange(x, group, cut=b, joined=a)
-        case Split(a), _:
-            whole = group.all_gather(x, a, label=name)
-            return redistribute(whole, group, REPLICATED, target)
-        case Partial(), Replicated():
+        case "all_gather", Split(a), _:
+            x = group.all_gather(x, a, label=name)
+            return redistribute(x, group, REPLICATED, target)
+        case "all_reduce", _, _:
             return group.all_reduce(x, label=name)
-        case Partial(), Split(b):
+        case "reduce_scatter", _, Split(b):
             return reduce_scatter_along(x, group, b)
-        case Replicated(), Split(b):
-            return own_part(x, group, b)
-    return part(x, PARTIAL, group.rank, group.size)
+    return x if source == target else part(x, target, group.rank, group.size)
 
 
 ADDITIVE = ("add", "sum", "take", "slice", "untake", "unslice", "repeat")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
+from minidist.events import Event
 from minidist.planning.flexflow import Cut, Simulator, cuts, data_parallel
 from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.plans.plan import Machine
@@ -111,6 +112,17 @@ class ByHand:
         ]
 
 
+def events_of(found):
+    """Return an Event of each task: computation on a rank, or a message on a link of it."""
+    events, tasks = [], found.tasks
+    for task, (start, end) in enumerate(tasks.replay()):
+        name, device = tasks.names[task], tasks.devices[task]
+        rank, *link = [device] if isinstance(device, int) else device[::-1]
+        sends = ("communication", tasks.bytes[task], *link) if link else ()
+        events.append(Event(rank, name, start, end, *sends))
+    return events
+
+
 def sent_by(graph, strategy, machine):
     return sum(Simulator(graph, machine)(strategy).sent)
 
@@ -198,7 +210,7 @@ def two_linears():
 def test_the_picture_of_the_file_second_by_second():
     strategy = {"h0": Cut((("b", 2),)), "h1": Cut((("o", 2),))}
     found = Simulator(two_linears(), Machine(2, 2, **FAST))(strategy)
-    events = {e.name: (e.rank, e.start, e.end, e.bytes) for e in found.timeline.events}
+    events = {e.name: (e.rank, e.start, e.end, e.bytes) for e in events_of(found)}
     assert events["F h0.0"] == (0, 0, 4, 0)  # 2 FLOPs for each of 1 x 1 x 2
     assert events["h0.0 > h1.1"] == (0, 4, 12, 8)  # 2 numbers of 4 bytes
     assert events["F h1.1"] == (1, 12, 20, 0)
@@ -214,7 +226,7 @@ def test_the_picture_of_the_file_second_by_second():
 def test_a_message_takes_the_link_of_its_node_or_the_network(per_node, seconds):
     machine = Machine(2, per_node, flops=2, memory=10**9, link=4, network=2, latency=1)
     found = Simulator(two_linears(), machine)({"h0": Cut((), 0), "h1": Cut((), 1)})
-    events = {event.name: event for event in found.timeline.events}
+    events = {event.name: event for event in events_of(found)}
     assert events["h0.0 > h1.0"].end == seconds
     assert events["h0.0 > h1.0"].thread == ("link" if per_node == 2 else "network")
 
@@ -246,7 +258,7 @@ def test_ops_on_different_ranks_overlap():
 @given(graph=index_graphs(), machine=machines(), data=st.data())
 def test_the_timeline_has_every_task_and_no_device_does_two_at_once(graph, machine, data):
     found = Simulator(graph, machine)(data.draw(strategies(graph, machine)))
-    events = found.timeline.events
+    events = events_of(found)
     assert len(events) == len(found.tasks.names)
     assert max(event.end for event in events) == found.seconds
     lanes = defaultdict(list)

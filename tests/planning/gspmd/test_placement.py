@@ -11,10 +11,10 @@ from minidist import run
 from minidist.planning.gspmd import (
     PARTIAL,
     REPLICATED,
+    Partial,
     Split,
     collective,
     dual,
-    full,
     part,
     redistribute,
 )
@@ -33,6 +33,19 @@ def parts_of(x, placement, size, seed=0):
         return [part(x, placement, rank, size) for rank in range(size)]
     terms = [np.rint(9 * arrays(*x.shape, seed=seed + r)) for r in range(size - 1)]
     return [*terms, x - sum(terms, start=np.zeros_like(x))]
+
+
+def full(parts, placement):
+    """Return X from what the ranks have: the meaning of a placement."""
+    match placement:
+        case Split(axis):
+            return np.concatenate(parts, axis=axis)
+        case Partial():
+            return sum(parts[1:], start=parts[0])
+    for rank, x in enumerate(parts):
+        if x.shape != parts[0].shape or not np.allclose(x, parts[0], rtol=1e-9, atol=1e-12):
+            raise ValueError(f"a replicated value differs on ranks 0 and {rank}")
+    return parts[0]
 
 
 def why_no_pair(x, dx, placement, size):

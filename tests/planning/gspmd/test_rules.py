@@ -8,9 +8,9 @@ import pytest
 from minidist.pieces import split_ends
 from minidist.planning.computation import compute
 from minidist.planning.graph import Op, adjoint, d
-from minidist.planning.gspmd import PARTIAL, Rule, Split, adjoint_rule, cut, full, repeated, rules
+from minidist.planning.gspmd import PARTIAL, Rule, Split, adjoint_rule, cut, repeated, rules
 from minidist.verify.mistakes.register import find
-from tests.planning.gspmd.test_placement import parts_of, placements
+from tests.planning.gspmd.test_placement import full, parts_of, placements
 from tests.planted import planted
 from tests.strategies import arrays
 
