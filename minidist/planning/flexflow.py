@@ -243,11 +243,6 @@ class Simulator:
     """Simulate strategies for one graph on one machine; what two strategies share is cut once."""
 
     def __init__(self, graph: "Graph", machine: Machine):
-        if machine.cores is not None and machine.cores < machine.ranks:
-            raise WrongInput(
-                f"{machine.ranks} ranks on {machine.cores} cores: tasks know no shared cores; "
-                "use cores=None"
-            )
         check_loss(graph)
         self.graph, self.machine = graph, machine
         self.makers = {op.output: op for op in graph.ops}
@@ -358,16 +353,13 @@ class Simulator:
             if op.kind in ("embedding", "take", "slice"):  # it reads the rows that it needs
                 n |= dict.fromkeys(set(n) - set(op.terms[1]), 1)
             work = (2 if op.kind == "matmul" else 1) * math.prod(n.values()) / machine.flops
+            values = self.graph.values
             touched = sum(
-                self._bytes(name, math.prod(n[letter] for letter in letters))
+                values[name].itemsize * math.prod(n[letter] for letter in letters)
                 for name, letters in op.operands
             )
             self.kept[key] = machine.overhead + max(work, touched / machine.memory_bandwidth)
         return self.kept[key]
-
-    def _bytes(self, name: str, elements: int) -> int:
-        value = self.graph.values[name]
-        return elements * (value.nbytes // max(1, math.prod(value.shape)))
 
     def _moves(self, op: "Op", place: int, strategy: Strategy) -> list[tuple[int, int, int]]:
         """Return (part that makes, part that uses, bytes that both have) of one input of an op."""
@@ -377,8 +369,9 @@ class Simulator:
         if key not in self.kept:
             there = self._boxes(self.makers[name], None, made)
             here = self._boxes(op, place, used)
+            itemsize = self.graph.values[name].itemsize
             self.kept[key] = [
-                (i, j, self._bytes(name, size))
+                (i, j, itemsize * size)
                 for (i, a), (j, b) in product(enumerate(there), enumerate(here))
                 if (size := shared(a, b))
             ]
@@ -396,8 +389,8 @@ class Simulator:
                 for op, place in touching
                 for part, box in enumerate(self._boxes(op, place, strategy[op.output]))
             ]
-            found = pieces(boxes).items()
-            self.kept[key] = [(sorted(p), self._bytes(name, size)) for p, size in found]
+            found, itemsize = pieces(boxes).items(), self.graph.values[name].itemsize
+            self.kept[key] = [(sorted(parts), itemsize * size) for parts, size in found]
         return self.kept[key]
 
     def _boxes(self, op: "Op", place: int | None, cut: Cut) -> list[Box]:

@@ -71,10 +71,14 @@ class Value:
         return str(self.dtype).startswith("float")
 
     @property
-    def nbytes(self) -> int:
+    def itemsize(self) -> int:
         import numpy as np  # planners that need no sizes in bytes load faster without it
 
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,20 @@ class Simulation:
 
     @cached_property
     def busy(self) -> list:
-        return self._timed.busy()
+        timed, busy = self._timed, []
+        for r, program in enumerate(timed.programs):
+            own: dict[type, list] = {kind: timed.durations[kind][r] for kind in COMPUTE}
+            times = (own[type(a)][a.chunk] for a in program if type(a) in own)
+            busy.append(timed.outside(sum(times)))
+        return busy
 
     @cached_property
     def peak_stash(self) -> list:
-        return self._timed.peaks()
+        v, peaks = _mean_chunks(self._timed.placement), []
+        for program in self._timed.programs:
+            kept = accumulate((KEPT.get(type(action), 0) for action in program), initial=0)
+            peaks.append(divided(max(kept), v))
+        return peaks
 
     @property
     def span(self):
@@ -104,8 +113,9 @@ class Simulation:
         """When every action runs. After a send a rank goes on when it is over; after an R at its
         start.
         """
-        outside = self._timed.outside
-        return [[tuple(map(outside, moment)) for moment in row] for row in self._timed.moments()]
+        rows: list[list[Moment]] = [[] for _ in self._timed.programs]
+        self._timed.in_turn(rows)
+        return [[tuple(map(self._timed.outside, moment)) for moment in row] for row in rows]
 
     @property
     def timeline(self) -> EventLog:
@@ -169,8 +179,8 @@ def simulate(
     durations[Backward] = both if backward is None else _per_chunk(programs, backward)
     delay = latency if bandwidth is None else latency + divided(1, bandwidth)
     timed = _Timed(programs, durations, delay, overhead, buffer)
-    ends, spans = timed.clocks()
-    return Simulation(max(ends), spans, timed, unit)
+    ends, spans = zip(*((last, end - first) for last, first, end in timed.in_turn()), strict=True)
+    return Simulation(timed.outside(max(ends)), list(map(timed.outside, spans)), timed, unit)
 
 
 def _per_chunk(programs, given) -> list[list]:
@@ -234,34 +244,6 @@ class _Timed:
             kind: [[inside(time) for time in own] for own in ranks]
             for kind, ranks in durations.items()
         }
-
-    def clocks(self) -> tuple[list, list]:
-        """Return per rank the end of its last action, and the time from its first to its last."""
-        rows = self.in_turn()
-        ends = [self.outside(last) for last, _, _ in rows]
-        return ends, [self.outside(end - first) for _, first, end in rows]
-
-    def busy(self) -> list:
-        """Return the sum of the durations of each rank's compute actions, in program order."""
-        busy = []
-        for r, program in enumerate(self.programs):
-            own: dict[type, list] = {kind: self.durations[kind][r] for kind in COMPUTE}
-            times = (own[type(a)][a.chunk] for a in program if type(a) in own)
-            busy.append(self.outside(sum(times)))
-        return busy
-
-    def peaks(self) -> list:
-        v, peaks = _mean_chunks(self.placement), []
-        for program in self.programs:
-            kept = accumulate((KEPT.get(type(action), 0) for action in program), initial=0)
-            peaks.append(divided(max(kept), v))
-        return peaks
-
-    def moments(self) -> list[list[Moment]]:
-        """Return when every action runs."""
-        rows: list[list[Moment]] = [[] for _ in self.programs]
-        self.in_turn(rows)
-        return rows
 
     def in_turn(self, rows: list | None = None) -> list[tuple[Time, Time, Time]]:
         """Return (end, start of the first action, end of the last) per rank.

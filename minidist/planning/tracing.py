@@ -150,29 +150,24 @@ class Recorder:
         self.values[name] = axes, np.dtype(dtype or self.dtype), kind
         return View(name, [[axis] for axis in axes])
 
-    def op(self, kind: str, symbols: str, *views: View, whole: str = "", options=()) -> View:
-        """Record an op: `symbols` has one letter for each axis of the views, as einsum's."""
+    def op(
+        self, kind: str, symbols: str, *views: View, whole: str = "", options=(), new=()
+    ) -> View:
+        """Record an op: `symbols` has one letter for each axis of the views, as einsum's.
+
+        new  the lengths of the output's first axes, of which no input has the letters
+        """
         inputs, output = symbols.split("->")
         terms = inputs.split(",")
         dims: dict[str, list[Axis]] = {}
         for view, term in zip(views, terms, strict=True):
             for symbol, dim in zip(term, view.dims, strict=True):
                 match(dims.setdefault(symbol, dim), dim)
-        shape = View("", [dims.get(symbol, []) for symbol in output]).shape
-        out = self.result(kind, shape)
-        for symbol, dim in zip(output, out.dims, strict=True):
+        kept = output[len(new) :]
+        out = self.result(kind, (*new, *View("", [dims[symbol] for symbol in kept]).shape))
+        for symbol, dim in zip(kept, out.dims[len(new) :], strict=True):
             match(dims[symbol], dim)
         self.ops.append((kind, [*views, out], [*terms, output], whole, options))
-        return out
-
-    def sliced(self, x: View, start: int, stop: int) -> View:
-        """Record X[start:stop]; no other axis changes."""
-        out = self.result("slice", (stop - start, *x.shape[1:]))
-        for a, b in zip(x.dims[1:], out.dims[1:], strict=True):
-            match(a, b)
-        symbols = LETTERS[1 : len(x.dims)]
-        terms = ["a" + symbols, "A" + symbols]
-        self.ops.append(("slice", [x, out], terms, "aA", (start, stop)))
         return out
 
     def result(self, kind: str, shape: tuple) -> View:
@@ -318,7 +313,9 @@ def get_item(record, function, x):
     start, stop, _ = index.indices(n)
     if (start, stop) == (0, n):
         return x
-    return record.sliced(x, start, stop)
+    rows = term[1:]
+    symbols, new = f"a{rows}->o{rows}", (stop - start,)
+    return record.op("slice", symbols, x, whole="ao", options=(start, stop), new=new)
 
 
 def reshape(record, function, x):

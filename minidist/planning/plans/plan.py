@@ -129,7 +129,6 @@ class Machine:
     overhead          seconds that the start of one operation takes
     efficiency        share of `flops` that products come to; or ((smallest dimension, share), ...),
                       rising, between which it is interpolated
-    cores             how many ranks can compute at once; None: all of them
     """
 
     ranks: int
@@ -141,14 +140,11 @@ class Machine:
     latency: float = 0
     memory_bandwidth: float = math.inf
     overhead: float = 0
-    cores: int | None = None
     efficiency: float | tuple[tuple[int, float], ...] = 1.0
 
     def __post_init__(self):
         check_count("ranks", self.ranks)
         check_count("per_node", self.per_node)
-        if self.cores is not None:
-            check_count("cores", self.cores)
         for name in ("flops", "memory", "link", "network", "memory_bandwidth"):
             words, given = f"{name} is a number above 0", getattr(self, name)
             check_number(words, given, lambda x: x == math.inf or (is_held(x) and x > 0))

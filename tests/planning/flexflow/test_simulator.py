@@ -321,8 +321,3 @@ def test_who_takes_a_third_of_an_array_receives_a_third():
 def test_a_strategy_that_cannot_be_is_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
         Simulator(two_linears(), Machine(2, 2, **FAST))(strategy)
-
-
-def test_shared_cores_are_refused():
-    with pytest.raises(ValueError, match="4 ranks on 2 cores"):
-        Simulator(two_linears(), Machine(4, 4, **FAST, cores=2))
