@@ -7,7 +7,6 @@ from operator import index
 import numpy as np
 
 from minidist.backend import Array, is_half, on_gpu
-from minidist.comm.collectives import ALGORITHMS
 from minidist.errors import WrongInput, check_name
 from minidist.pieces import split_sizes
 
@@ -134,11 +133,6 @@ def joined_along(axis: int, x: Array) -> tuple[np.dtype, tuple[int, ...], int]:
     """Return the dtype, other dims and axis that must agree between arrays to concatenate."""
     axis %= x.ndim
     return x.dtype, x.shape[:axis] + x.shape[axis + 1 :], axis
-
-
-def check_algorithm(algorithm: str | None) -> None:
-    if algorithm is not None:
-        check_name("algorithm", algorithm, ALGORITHMS)
 
 
 def ufunc(op: str, xp=np) -> Callable:

@@ -12,6 +12,7 @@ cluster.py; tests/comm/conformance tests what it has to do, and holds all of the
 made of messages alone.
 """
 
+import marshal
 from collections import Counter
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -44,13 +45,21 @@ class Key(NamedTuple):
 Message = tuple[Array, bool]
 
 
-def name_of(dtype: np.dtype) -> str:
-    """Return a name by which another process finds the dtype; `.str` of bfloat16 is "V2"."""
-    return dtype.str if dtype.kind != "V" else dtype.name
+# What is sent before the elements: the key, whether they were on a GPU, dtype and shape.
+Head = tuple[Key, bool, np.dtype, tuple[int, ...]]
 
 
-def dtype_of(name: str) -> np.dtype:
-    return float_dtype(name) if name == "bfloat16" else np.dtype(name)
+def pack_head(head: Head) -> bytes:
+    """Return the head of a message for another process."""
+    key, was_on_gpu, dtype, shape = head
+    name = dtype.str if dtype.kind != "V" else dtype.name  # `.str` of bfloat16 is "V2"
+    return marshal.dumps((*key, was_on_gpu, name, shape))
+
+
+def unpack_head(packed: bytes | memoryview) -> Head:
+    *key, was_on_gpu, name, shape = marshal.loads(packed)
+    dtype = float_dtype(name) if name == "bfloat16" else np.dtype(name)
+    return Key(*key), was_on_gpu, dtype, shape
 
 
 class Staged:

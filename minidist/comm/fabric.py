@@ -7,7 +7,7 @@ differ in how a message gets into a mailbox.
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -90,11 +90,6 @@ class Mailbox:
         with self.lock:
             self._add(source, key, message)
             self.arrived.notify_all()
-
-    def put_copy(self, source: int, key: Key, message: Message) -> None:
-        """Add a message that this rank sends to itself; what was on a GPU has been copied."""
-        array, was_on_gpu = message
-        self.put(source, key, (array if was_on_gpu else array.copy(), was_on_gpu))
 
     def notify(self) -> None:
         """Poll every source; wake the threads that sleep, which check for themselves."""
@@ -207,6 +202,14 @@ class Mailbox:
             GIVE_WAY()  # the sender may need this core
         return None
 
+    def spin(self, condition: Callable[[], bool]) -> bool:
+        """Return whether the condition comes to hold while this thread polls `spins` times."""
+        for _ in range(self.spins):
+            GIVE_WAY()  # a rank that this one waits for may need this core
+            if condition():
+                return True
+        return False
+
     # Diagnosis, and the end of runs.
 
     @contextmanager
@@ -295,6 +298,13 @@ def numbered(hosts: Sequence[Hashable] | None, size: int) -> list[int]:
     return [names.index(host) for host in hosts]
 
 
+def fresh(array: Array) -> Array:
+    """Return a copy that is done, also for other streams of a GPU."""
+    copy = array.copy()
+    synchronize(copy)
+    return copy
+
+
 class Outgoing:
     """What one rank sends to one other, by one thread at a time: the one that has the lock.
 
@@ -314,8 +324,8 @@ class Fabric:
     mailbox            where its messages arrive
     memory             its memory on the host, which the ranks of the host share
     wake               (rank): leads to `notify` of that rank's mailbox; None if ranks poll
-    deliver            (to, key, message): the transport's part of a send, by one thread at a time
-                       for each rank; the array has been copied when it returns
+    deliver            (to, key, message): the transport's part of a send to another rank, by one
+                       thread at a time for each; the array has been copied when it returns
     own_process        whether the rank is a process, and not one thread of the caller's
     outgoing           for each rank, what this one has sent there
     device_memory      what the ranks share on GPUs, or None; `table` is shared memory for the list
@@ -383,7 +393,10 @@ class Fabric:
             outgoing.posted += 1
             if key.kind == "message":
                 outgoing.sent[key.number] += 1
-            self.deliver(to, key, (array, gpu))
+            if to == self.rank:
+                self.mailbox.put(to, key, (fresh(array), gpu))
+            else:
+                self.deliver(to, key, (array, gpu))
         finally:
             outgoing.lock.release()
 
@@ -398,9 +411,7 @@ class Fabric:
             return source, array
         if not on_gpu(array):
             return source, to_device(array, "gpu")
-        copy = array.copy()
-        synchronize(copy)  # the memory of `array` may then go back to the sender's stream
-        return source, copy
+        return source, fresh(array)  # the memory of `array` may then go back to the sender's stream
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an uninitialised array where the communicators need not copy it."""
@@ -421,10 +432,6 @@ class Fabric:
         """Return whether an array is from `empty`, or is a contiguous part of such an array."""
         memories = self.memory, self.device_memory
         return any(m is not None and m.offset_of(array) != m.nowhere for m in memories)
-
-    def waiting(self, wait: Wait) -> AbstractContextManager[None]:
-        """Record, while in this context, that the thread waits."""
-        return self.mailbox.waiting(wait)
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise `error`, and in every thread of this rank that communicates; the run fails."""
@@ -459,10 +466,6 @@ class Fabric:
         self.free_groups()  # now that no rank uses one any more, else this would wait
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
-
-    def end(self) -> None:
-        """End the run on this rank: stop every thread that still communicates in it."""
-        self.mailbox.end(self.run)
 
     def free_groups(self, failed: bool = False) -> None:
         """Destroy the communicators of NCCL, in one order on all ranks; if `failed`, abort them.

@@ -14,9 +14,9 @@ their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial, wraps
+from functools import wraps
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -25,7 +25,6 @@ from minidist.backend import Array, array_module, elements, on_device_of
 from minidist.comm import collectives
 from minidist.comm.arguments import (
     NUMERIC,
-    check_algorithm,
     check_out,
     check_part,
     check_place,
@@ -54,122 +53,8 @@ from minidist.comm.communicator import (
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Fabric
 from minidist.comm.hierarchical import TwoLevels, levels_of
-from minidist.errors import WrongInput
+from minidist.errors import WrongInput, check_name
 from minidist.pieces import split_ends
-
-
-class Channel:
-    """The messages of one collective call: the `Messages` that collectives.py is written on.
-
-    Messages between two ranks keep their order. Ranks are numbered as in the group; `members` has
-    their numbers in the world.
-
-    The four methods at the end are the algorithms of collectives.py, on messages, unless the
-    group's communicator has a library. Then each rank lists all arrays that it sends and all ranks
-    that it receives from, before anything moves. The library starts them together, so that no
-    transfer waits for one that would start after it.
-
-    ledger   counts payload; None for control traffic
-    library  what moves the arrays instead of messages, or None
-    """
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        members: list[int],
-        key: Key,
-        operation: str,
-        ledger: Ledger | None,
-        library: Transfers | None = None,
-    ):
-        self.fabric, self.members, self.key = fabric, members, key
-        self.operation, self.ledger = operation, ledger
-        self.library = library
-        self.rank, self.size = members.index(fabric.rank), len(members)
-
-    def send(self, array: Array, to: int) -> None:
-        """Send a copy; never wait."""
-        if self.ledger is not None and to != self.rank:
-            self.ledger.bytes[self.operation] += array.nbytes
-        self.fabric.send(self.members[to], self.key, array)
-
-    def recv(self, source: int) -> Array:
-        """Return the next array from this rank, which is fresh."""
-        return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
-
-    def all_to_all(self, pieces: list[Array | Staged]) -> list[Array]:
-        """Give pieces[r] to rank r; return what each rank gave to this one, in rank order."""
-        if self.library is None:
-            return collectives.all_to_all(self, pieces)
-        others = self._all_but(self.rank)
-        received = self._transfer(self.library, {r: pieces[r] for r in others}, others)
-        return [received[r] if r in received else pieces[r].copy() for r in range(self.size)]
-
-    def from_root(self, pieces: list[Array | Staged] | None, root: int) -> Array:
-        """Return this rank's one of root's pieces; the other ranks need not have any."""
-        if self.library is None:
-            return collectives.from_root(self, pieces, root)
-        if pieces is None or self.rank != root:
-            return self._transfer(self.library, {}, [root])[root]
-        self._transfer(self.library, {r: pieces[r] for r in self._all_but(root)}, [])
-        return pieces[root].copy()
-
-    def to_root(self, x: Array, root: int) -> list[Array] | None:
-        """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
-        if self.library is None:
-            return collectives.to_root(self, x, root)
-        if self.rank != root:
-            self._transfer(self.library, {root: x}, [])
-            return None
-        received = self._transfer(self.library, {}, self._all_but(root))
-        return [received[r] if r in received else x.copy() for r in range(self.size)]
-
-    def in_rank_order(self, x: Array, combine: Callable[..., Array]) -> None:
-        """All-reduce the flat array x in place: rank r reduces chunk r of all, in rank order."""
-        if self.library is None:
-            collectives.in_rank_order(self, x, combine)
-            return
-        chunks = [x[start:stop] for start, stop in pairwise(split_ends(x.size, self.size))]
-        mine = collectives.reduce_pieces(self.all_to_all(chunks), combine)
-        for chunk, reduced in zip(chunks, self.all_to_all([mine] * self.size), strict=True):
-            chunk[...] = reduced
-
-    def _all_but(self, rank: int) -> list[int]:
-        return [r for r in range(self.size) if r != rank]
-
-    def _transfer(
-        self, library: Transfers, outgoing: dict[int, Array | Staged], sources: list[int]
-    ) -> dict[int, Array]:
-        """Give each array to its rank; return, by rank, what each source gives to this one.
-
-        All ranks of the group call this in the same place.
-        """
-        if self.ledger is not None:
-            self.ledger.bytes[self.operation] += sum(x.nbytes for x in outgoing.values())
-        return library.transfer(self.key, self.operation, outgoing, sources)
-
-
-class Request:
-    """A transfer under way, in a queue with the earlier ones of the same source and tag."""
-
-    def __init__(self, queue: "deque[Request]", complete: Callable[[], Array | None]):
-        self._queue, self._complete, self._done, self._result = queue, complete, False, None
-        queue.append(self)
-
-    def wait(self) -> Array | None:
-        """Return the array that was received (None for a send); the same one if called again."""
-        while not self._done:
-            oldest = self._queue[0]
-            oldest._result, oldest._done = oldest._complete(), True
-            self._queue.popleft()
-        return self._result
-
-
-def address_of(
-    members: list[int], key_of: Callable[[int], Key], what: str, rank: int, tag: int
-) -> tuple[int, Key]:
-    """Return a rank's number in the world, and the key of its messages with this tag."""
-    return members[valid_rank(rank, len(members), what)], key_of(whole(tag, "a tag"))
 
 
 def collective(operation: Callable) -> Callable:
@@ -183,22 +68,20 @@ def collective(operation: Callable) -> Callable:
     @wraps(operation)
     def call(group: "Group", *args, **kwargs):
         if not group.in_collective.acquire(blocking=False):
-            group.fabric.fail(_second_thread(group.fabric.rank, operation.__name__))
+            group.fabric.fail(
+                WrongInput(
+                    f"rank {group.fabric.rank} called {operation.__name__} at {call_site()} in "
+                    f"thread {threading.current_thread().name!r} while another of its threads was "
+                    "in a collective of the same group; give each thread a group of its own: "
+                    "group.split(0), called before the threads start"
+                )
+            )
         try:
             return operation(group, *args, **kwargs)
         finally:
             group.in_collective.release()
 
     return call
-
-
-def _second_thread(rank: int, operation: str) -> ValueError:
-    return WrongInput(
-        f"rank {rank} called {operation} at {call_site()} in thread "
-        f"{threading.current_thread().name!r} while another of its threads was in a collective of "
-        "the same group; give each thread a group of its own: group.split(0), called before the "
-        "threads start"
-    )
 
 
 class Group:
@@ -217,23 +100,14 @@ class Group:
     fabric, communicator   what moves messages and arrays
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        members: list[int],
-        splits: tuple[int, ...],
-        communicator: Communicator,
-    ):
-        self.fabric, self.communicator = fabric, communicator
-        self.members, self.splits, self.ledger = members, splits, communicator.ledger
-        self.rank, self.size = members.index(fabric.rank), len(members)
+    def __init__(self, fabric: Fabric, new: NewGroup, communicator: Communicator):
+        self.fabric, self.communicator, self.ledger = fabric, communicator, communicator.ledger
+        self.members, self.splits = new.members, new.splits
+        self.rank, self.size = self.members.index(fabric.rank), len(self.members)
         self.run, self.device, self.log = fabric.run, fabric.device, fabric.log
         self.in_collective = threading.Lock()
         self._collectives = self._splits = 0
         self._levels: TwoLevels | None = None
-        # What was checked once is remembered: by type, too, since 1.0 == 1 but is no rank.
-        key_of = partial(Key, fabric.run, splits, "message")
-        self._remembered = lru_cache(1024, typed=True)(partial(address_of, members, key_of))
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
     def __repr__(self):
@@ -259,17 +133,16 @@ class Group:
         """
         if type(array) is not np.ndarray or array.dtype.kind not in NUMERIC:
             array = numeric(array)  # a call that most arrays do not need
-        member, key = self._address("to", to, tag)
-        self.fabric.send(member, key, array)
+        self.fabric.send(self.members[self._valid(to, "to")], self._key(tag), array)
         if to != self.rank:
             self.ledger.bytes["send"] += array.nbytes
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        member, key = self._address("source", source, tag)
-        if self._requests and (self._valid(source, "source"), key.number) in self._requests:
+        source, key = self._valid(source, "source"), self._key(tag)
+        if (source, key.number) in self._requests:
             return self.irecv(source, tag).wait()  # requests come first
-        return self.fabric.recv([member], key, "recv")[1]
+        return self.fabric.recv([self.members[source]], key, "recv")[1]
 
     def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
         """Return (source, array): the next array with this tag from any of these ranks.
@@ -280,32 +153,31 @@ class Group:
         sources = listed(range(self.size) if sources is None else sources, "sources")
         if not sources:
             raise WrongInput("recv_any needs a source: the list of ranks is empty")
+        sources, key = [self._valid(source, "source") for source in sources], self._key(tag)
         for source in sources:
-            if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
+            if (source, key.number) in self._requests:
                 raise WrongInput(
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )
         members = [self.members[source] for source in sources]
-        _, key = self._address("source", sources[0], tag)
         member, array = self.fabric.recv(members, key, "recv_any")
         return self.members.index(member), array
 
-    def isend(self, array: Array, to: int, tag: int = 0) -> Request:
+    def isend(self, array: Array, to: int, tag: int = 0) -> "Request":
         """Send a copy; return a request that is complete, since a send never waits."""
         self.send(array, to, tag)
         return Request(deque(), lambda: None)
 
-    def irecv(self, source: int, tag: int = 0) -> Request:
+    def irecv(self, source: int, tag: int = 0) -> "Request":
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        where = self._valid(source, "source"), whole(tag, "a tag")
-        queue = self._requests.setdefault(where, deque())
+        source, key = self._valid(source, "source"), self._key(tag)
+        queue = self._requests.setdefault((source, key.number), deque())
 
         def complete() -> Array:
-            member, key = self._address("source", *where)
-            _, array = self.fabric.recv([member], key, "recv")
+            _, array = self.fabric.recv([self.members[source]], key, "recv")
             if len(queue) == 1:
-                del self._requests[where]
+                del self._requests[source, key.number]
             return array
 
         return Request(queue, complete)
@@ -321,7 +193,7 @@ class Group:
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
         """Record that this thread waits for another thread of its rank, for the table of waits."""
         wait = Wait(operation, lambda: [self.fabric.rank], call_site(), thread.ident)
-        with self.fabric.waiting(wait):
+        with self.fabric.mailbox.waiting(wait):
             yield
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype | str = "float32") -> Array:
@@ -359,7 +231,8 @@ class Group:
         out        an array for the result; x itself for a reduction in place
         """
         x = numeric(x)
-        check_algorithm(algorithm)
+        if algorithm is not None:
+            check_name("algorithm", algorithm, collectives.ALGORITHMS)
         combine = ufunc(op, array_module(x))
         if out is not None:
             check_out(out, x)
@@ -504,17 +377,13 @@ class Group:
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         return self._group_of(chosen, type(self))
 
-    def _address(self, what: str, rank: int, tag: int) -> tuple[int, Key]:
-        """Return a rank's number in the world, and the key of its messages with this tag."""
-        try:
-            return self._remembered(what, rank, tag)
-        except TypeError:  # not hashable; an array of no dimensions may be a whole number, though
-            return self._remembered(what, whole(rank, what), whole(tag, "a tag"))
+    def _key(self, tag: int) -> Key:
+        return Key(self.run, self.splits, "message", whole(tag, "a tag"))
 
     def _valid(self, rank: int, what: str) -> int:
         return valid_rank(rank, self.size, what)
 
-    def channel(self, operation: str, payload: bool = True) -> Channel:
+    def channel(self, operation: str, payload: bool = True) -> "Channel":
         """Return a channel for the messages of one collective; every rank must call this alike.
 
         operation  its row in the ledger, and its name in a table of waits
@@ -526,7 +395,9 @@ class Group:
         library = self.communicator.library if payload else None
         return Channel(self.fabric, self.members, key, operation, ledger, library)
 
-    def _meet(self, name: str, *details, label: str | None = None, payload: bool = True) -> Channel:
+    def _meet(
+        self, name: str, *details, label: str | None = None, payload: bool = True
+    ) -> "Channel":
         """Wait for all ranks, compare what they call; return a channel for this call alone."""
         self.communicator.meet(signature_of(name, details, label))
         return self.channel(name, payload)
@@ -539,10 +410,10 @@ class Group:
         All ranks call this; the ranks of one new group give the same list.
         """
         self._splits += 1
-        members, splits = [self.members[r] for r in ranks], (*self.splits, self._splits)
-        new = NewGroup(members, splits, within_host)
+        members = [self.members[r] for r in ranks]
+        new = NewGroup(members, (*self.splits, self._splits), within_host)
         communicator = self.fabric.communicator(new, self.communicator)
-        return None if communicator is None else kind(self.fabric, members, splits, communicator)
+        return None if communicator is None else kind(self.fabric, new, communicator)
 
     def _reduce_on_two_levels(self, x: Array, op: str, out: Array | None) -> Array:
         """Reduce by `hierarchical`, in groups that the first call makes."""
@@ -570,6 +441,109 @@ class Group:
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)
         return out
+
+
+class Request:
+    """A transfer under way, in a queue with the earlier ones of the same source and tag."""
+
+    def __init__(self, queue: "deque[Request]", complete: Callable[[], Array | None]):
+        self._queue, self._complete, self._done, self._result = queue, complete, False, None
+        queue.append(self)
+
+    def wait(self) -> Array | None:
+        """Return the array that was received (None for a send); the same one if called again."""
+        while not self._done:
+            oldest = self._queue[0]
+            oldest._result, oldest._done = oldest._complete(), True
+            self._queue.popleft()
+        return self._result
+
+
+class Channel:
+    """The messages of one collective call: the `Messages` that collectives.py is written on.
+
+    Messages between two ranks keep their order. Ranks are numbered as in the group; `members` has
+    their numbers in the world.
+
+    The four methods at the end are the algorithms of collectives.py, on messages, unless the
+    group's communicator has a library. Then each rank lists all arrays that it sends and all ranks
+    that it receives from, before anything moves. The library starts them together, so that no
+    transfer waits for one that would start after it.
+
+    ledger   counts payload; None for control traffic
+    library  what moves the arrays instead of messages, or None
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        members: list[int],
+        key: Key,
+        operation: str,
+        ledger: Ledger | None,
+        library: Transfers | None = None,
+    ):
+        self.fabric, self.members, self.key = fabric, members, key
+        self.operation, self.ledger = operation, ledger
+        self.library = library
+        self.rank, self.size = members.index(fabric.rank), len(members)
+
+    def send(self, array: Array, to: int) -> None:
+        """Send a copy; never wait."""
+        if self.ledger is not None and to != self.rank:
+            self.ledger.bytes[self.operation] += array.nbytes
+        self.fabric.send(self.members[to], self.key, array)
+
+    def recv(self, source: int) -> Array:
+        """Return the next array from this rank, which is fresh."""
+        return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
+
+    def all_to_all(self, pieces: list[Array | Staged]) -> list[Array]:
+        """Give pieces[r] to rank r; return what each rank gave to this one, in rank order."""
+        if self.library is None:
+            return collectives.all_to_all(self, pieces)
+        return self._transfer(self.library, dict(enumerate(pieces)), range(self.size))
+
+    def from_root(self, pieces: list[Array | Staged] | None, root: int) -> Array:
+        """Return this rank's one of root's pieces; the other ranks need not have any."""
+        if self.library is None:
+            return collectives.from_root(self, pieces, root)
+        outgoing = dict(enumerate(pieces)) if pieces is not None and self.rank == root else {}
+        return self._transfer(self.library, outgoing, [root])[0]
+
+    def to_root(self, x: Array, root: int) -> list[Array] | None:
+        """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
+        if self.library is None:
+            return collectives.to_root(self, x, root)
+        sources = range(self.size) if self.rank == root else []
+        received = self._transfer(self.library, {root: x}, sources)
+        return received if self.rank == root else None
+
+    def in_rank_order(self, x: Array, combine: Callable[..., Array]) -> None:
+        """All-reduce the flat array x in place: rank r reduces chunk r of all, in rank order."""
+        if self.library is None:
+            collectives.in_rank_order(self, x, combine)
+            return
+        chunks = [x[start:stop] for start, stop in pairwise(split_ends(x.size, self.size))]
+        mine = collectives.reduce_pieces(self.all_to_all(chunks), combine)
+        for chunk, reduced in zip(chunks, self.all_to_all([mine] * self.size), strict=True):
+            chunk[...] = reduced
+
+    def _transfer(
+        self, library: Transfers, outgoing: dict[int, Array | Staged], sources: Sequence[int]
+    ) -> list[Array]:
+        """Give each array to its rank; return what each source gives to this one, as fresh arrays.
+
+        All ranks of the group call this in the same place.
+        """
+        mine = outgoing.pop(self.rank, None)
+        if self.ledger is not None:
+            self.ledger.bytes[self.operation] += sum(x.nbytes for x in outgoing.values())
+        others = [source for source in sources if source != self.rank]
+        received = library.transfer(self.key, self.operation, outgoing, others)
+        if mine is not None:
+            received[self.rank] = mine.copy()
+        return [received[source] for source in sources]
 
 
 def logged(operation: Callable) -> Callable:
@@ -604,8 +578,8 @@ class LoggedGroup(Group):
 
 def world(fabric: Fabric) -> Group:
     """Return the group of all ranks, which a run gives to its worker."""
-    members = list(range(fabric.size))
+    new = NewGroup([*range(fabric.size)], ())
     kind = Group if fabric.log is None else LoggedGroup
-    communicator = fabric.communicator(NewGroup(members, ()), None)
+    communicator = fabric.communicator(new, None)
     assert communicator is not None  # all ranks are in this group
-    return kind(fabric, members, (), communicator)
+    return kind(fabric, new, communicator)

@@ -281,9 +281,6 @@ class RankProcess:
             self.control.send((kind, value))
 
     def deliver(self, to: int, key: Key, message: Message) -> None:
-        if to == self.rank:
-            self.mailbox.put_copy(to, key, message)
-            return
         try:
             writer = self.writers.get(to)
             if writer is None or not writer.put(key, message):

@@ -15,8 +15,6 @@ ring buffers are not used there, and all messages go through sockets.
 Fast path: skip this file at first reading.
 """
 
-import marshal
-import pickle
 import struct
 import threading
 from collections import deque
@@ -24,7 +22,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from minidist.comm.communicator import Key, Message, dtype_of, name_of
+from minidist.comm.communicator import Head, Key, Message, pack_head, unpack_head
 from minidist.comm.local.shared_memory import LINE, SharedMemory
 
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
@@ -36,8 +34,6 @@ LABEL = struct.Struct("QII")  # of a record
 HEADS = 1 << 10  # heads (key, on a GPU?, dtype, shape) that both ends remember by a number
 WIDEST = 1 << 16  # bytes of a head
 ONWARD = HEADS  # no head's number
-
-Head = tuple[Key, bool, np.dtype, tuple[int, ...]]
 
 
 def padded(nbytes: int) -> int:
@@ -114,8 +110,7 @@ class RingBufferWriter(_End):
         """Give a head a number that means it from now on; None if its messages do not fit."""
         if nbytes > LARGEST:
             return None
-        key, was_on_gpu, dtype, shape = head
-        written = marshal.dumps((*key, was_on_gpu, name_of(dtype), shape))
+        written = pack_head(head)
         if len(written) > WIDEST:
             return None
         if len(self.numbers) == HEADS:
@@ -164,24 +159,19 @@ class RingBufferReader(_End):
             if number:
                 break
             if which != ONWARD:
-                self._learn(which, self.records[body : place + length])
+                self.heads[which] = unpack_head(self.records[body : place + length])
             self.words[HEAD] = self.head = self.head + length
         if not late:
             return None
         self.count += 1
         return self.from_socket.popleft()
 
-    def _learn(self, which: int, written: memoryview) -> None:
-        run, group, kind, number, was_on_gpu, dtype, shape = marshal.loads(written)
-        self.heads[which] = Key(run, group, kind, number), was_on_gpu, dtype_of(dtype), shape
-
     def request_wake_up(self) -> None:
         self.words[ASLEEP] = 1
         self._fence()
 
 
-SMALL = 1 << 14  # bytes of an array up to which it travels with its header
-WAKE_UP = b""
+WAKE_UP = b""  # in place of a head
 
 
 def wake_up(connection: Connection) -> None:
@@ -190,24 +180,18 @@ def wake_up(connection: Connection) -> None:
 
 
 def write_message(connection: Connection, key: Key, message: Message) -> None:
-    """Send a header with the bytes of the array, which follow it separately if they are many."""
+    """Send the head, and then the bytes of the array."""
     array, was_on_gpu = message
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    small = array.tobytes() if array.nbytes <= SMALL else None
-    connection.send((*key, was_on_gpu, name_of(array.dtype), array.shape, small))
-    if small is None:
-        connection.send_bytes(array.reshape(-1).view(np.uint8).data)
+    connection.send_bytes(pack_head((key, was_on_gpu, array.dtype, array.shape)))
+    connection.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def read_message(connection: Connection) -> tuple[Key, Message] | None:
     """Return the (key, message) that was sent, or None for a call to wake up."""
-    header = connection.recv_bytes()
-    if header == WAKE_UP:
+    head = connection.recv_bytes()
+    if head == WAKE_UP:
         return None
-    *key, was_on_gpu, dtype, shape, small = pickle.loads(header)
-    array = np.empty(shape, dtype_of(dtype))
-    if small is None:
-        connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
-    elif small:
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8)
-    return Key(*key), (array, was_on_gpu)
+    key, was_on_gpu, dtype, shape = unpack_head(head)
+    array = np.empty(shape, dtype)
+    connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
+    return key, (array, was_on_gpu)

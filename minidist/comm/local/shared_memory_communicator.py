@@ -20,7 +20,6 @@ from minidist.comm.communicator import Communicator, Ledger, NewGroup
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import Fabric
 from minidist.comm.local.device_memory import DEVICE, DeviceMemory
-from minidist.comm.local.limits import GIVE_WAY
 from minidist.comm.local.shared_memory import BLOCK, NOWHERE, SharedMemory
 from minidist.pieces import split_ends
 
@@ -49,7 +48,7 @@ class Board:
         block: np.ndarray,
     ):
         self.members, self.me, self.block, self.run = members, me, block, fabric.run
-        self.wake, self.mailbox, self.spins = fabric.wake, fabric.mailbox, fabric.mailbox.spins
+        self.wake, self.mailbox = fabric.wake, fabric.mailbox
         shared = memoryview(fabric.memory.map)
         self.bytes = [shared[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
@@ -89,8 +88,8 @@ class Board:
                 if words[SLEEPS]:
                     assert self.wake is not None  # who has none polls
                     self.wake(rank)
-        else:
-            self._wait(operation)
+        elif not self.mailbox.spin(self._all_have_come):
+            self._sleep(operation)
         self._fence()
         self.mailbox.check_open(self.run)  # else the blocks may be another run's by now
 
@@ -109,12 +108,8 @@ class Board:
     def missing(self) -> list[int]:
         return [rank for words, rank in self.others if words[ARRIVED] < self.step]
 
-    def _wait(self, operation: str) -> None:
-        """Wait for the other ranks, or for the end of the run: spin, then sleep."""
-        for _ in range(self.spins):
-            GIVE_WAY()  # a rank that this one waits for may need this core
-            if self._all_have_come():
-                return
+    def _sleep(self, operation: str) -> None:
+        """Wait for the other ranks, or for the end of the run."""
         with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = int(self.wake is not None)
             self._fence()

@@ -22,10 +22,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import cloudpickle
 
-from minidist.backend import synchronize
 from minidist.comm.communicator import Key, Message
 from minidist.comm.diagnosis import Snapshots
-from minidist.comm.fabric import Connect, Fabric, Mailbox, Place, Stopped, numbered
+from minidist.comm.fabric import Connect, Fabric, Mailbox, Place, Stopped, fresh, numbered
 from minidist.comm.local.limits import check_size, limit_blas
 from minidist.comm.local.shared_memory import SharedMemory, create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
@@ -182,8 +181,6 @@ def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Me
 
     def deliver(to: int, key: Key, message: Message) -> None:
         array, was_on_gpu = message
-        copy = array.copy()
-        synchronize(copy)  # the receiver's stream knows nothing of this one
-        mailboxes[to].put(rank, key, (copy, was_on_gpu))
+        mailboxes[to].put(rank, key, (fresh(array), was_on_gpu))
 
     return deliver

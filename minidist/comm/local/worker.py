@@ -157,7 +157,7 @@ def execute(
             report = Report(error=cause, traceback="".join(traceback.format_exception(cause)))
     if os.getpid() != process:
         _leave(report)
-    fabric.end()
+    fabric.mailbox.end(run)
     _flush()
     return report
 

@@ -31,7 +31,6 @@ from minidist.comm.communicator import (
 )
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import Fabric
-from minidist.comm.local.limits import GIVE_WAY
 from minidist.comm.mpi.library import load
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ class MpiCommunicator:
 
     def __init__(self, fabric: Fabric, new: NewGroup, comm: "MPI.Comm", polling: Polling):
         self.fabric, self.mailbox = fabric, fabric.mailbox
-        self.run, self.spins = fabric.run, fabric.mailbox.spins
-        self.members, self.splits, self.comm = new.members, new.splits, comm
+        self.run, self.members, self.splits, self.comm = fabric.run, new.members, new.splits, comm
         self.me, self.size = comm.rank, comm.size
         self.polling, self.stopped_everywhere = polling, polling.stopped_everywhere
         self.meetings, self.ledger, self.MPI = 0, Ledger(), load()
@@ -130,10 +128,8 @@ class MpiCommunicator:
         A rank whose run has been stopped still waits until all ranks have been, and a moment
         longer: if all had started, all come to know of it, and all enter the collective.
         """
-        for _ in range(self.spins):
-            if request.Test():
-                return
-            GIVE_WAY()  # a rank that this one waits for may need this core
+        if request.Test() or self.mailbox.spin(request.Test):
+            return
         came, give_up = False, math.inf
 
         def over() -> bool:

@@ -2,10 +2,10 @@
 
 It is the fabric of a local rank. Its memory is shared by the ranks of its host. MPI cannot wake a
 thread, so a thread that waits polls, first often, then seldom. A message is one MPI message, a
-header and the bytes of the array behind it:
+head and the bytes of the array behind it:
 
-    | length of the header | header, pickled: key, dtype, shape | payload, never pickled |
-    | 8 bytes              | to a multiple of 64 bytes          | to a multiple of 64    |
+    | length of the head | head: key, dtype, shape   | elements            |
+    | 8 bytes            | to a multiple of 64 bytes | to a multiple of 64 |
 
 It is copied once, into that form, and MPI sends it while the rank goes on (`Isend`). It is received
 into memory of its own, of which the array is a view. MPI keeps the order of each source; the
@@ -15,7 +15,6 @@ has at most 2^37 bytes.
 
 import mmap
 import os
-import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.comm.communicator import Communicator, Key, Message, NewGroup, dtype_of, name_of
+from minidist.comm.communicator import (
+    Communicator,
+    Key,
+    Message,
+    NewGroup,
+    pack_head,
+    unpack_head,
+)
 from minidist.comm.diagnosis import signature_of
 from minidist.comm.fabric import Connect, Fabric, Mailbox, Place, numbered
 from minidist.comm.local.shared_memory import SharedMemory, create_file
@@ -42,11 +48,11 @@ LINE = 64  # bytes
 def pack(key: Key, message: Message) -> np.ndarray:
     """Return the bytes of a message, in whole lines; a copy."""
     array, was_on_gpu = message
-    header = pickle.dumps((*key, was_on_gpu, name_of(array.dtype), array.shape))
-    begin = _lines(8 + len(header)) * LINE
+    head = pack_head((key, was_on_gpu, array.dtype, array.shape))
+    begin = _lines(8 + len(head)) * LINE
     packed = np.empty(begin + _lines(array.nbytes) * LINE, np.uint8)
-    packed[:8].view(np.int64)[0] = len(header)
-    packed[8 : 8 + len(header)] = np.frombuffer(header, np.uint8)
+    packed[:8].view(np.int64)[0] = len(head)
+    packed[8 : 8 + len(head)] = np.frombuffer(head, np.uint8)
     if array.nbytes:
         packed[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
     return packed
@@ -55,11 +61,11 @@ def pack(key: Key, message: Message) -> np.ndarray:
 def unpack(packed: np.ndarray) -> tuple[Key, Message]:
     """Return the (key, message) that was packed; the array is a view."""
     length = int(packed[:8].view(np.int64)[0])
-    *key, was_on_gpu, dtype, shape = pickle.loads(packed[8 : 8 + length].data)
-    begin, dtype = _lines(8 + length) * LINE, dtype_of(dtype)
+    key, was_on_gpu, dtype, shape = unpack_head(packed[8 : 8 + length].data)
+    begin = _lines(8 + length) * LINE
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
     array = packed[begin : begin + nbytes].view(dtype).reshape(shape)
-    return Key(*key), (array, was_on_gpu)
+    return key, (array, was_on_gpu)
 
 
 def _lines(nbytes: int) -> int:
@@ -69,15 +75,12 @@ def _lines(nbytes: int) -> int:
 class Sender:
     """A fabric's `deliver`; it keeps the memory of sends that are under way."""
 
-    def __init__(self, comm: "MPI.Comm", line: "MPI.Datatype", mailbox: Mailbox):
-        self.comm, self.line, self.mailbox = comm, line, mailbox
+    def __init__(self, comm: "MPI.Comm", line: "MPI.Datatype"):
+        self.comm, self.line = comm, line
         self.pending: list[MPI.Request] = []
         self.lock = threading.Lock()
 
     def deliver(self, to: int, key: Key, message: Message) -> None:
-        if to == self.comm.rank:
-            self.mailbox.put_copy(to, key, message)
-            return
         packed = pack(key, message)
         request = self.comm.Isend([packed, len(packed) // LINE, self.line], to)
         if not request.Test():
@@ -149,7 +152,7 @@ class MpiRank:
             for rank in range(world.size)
             if rank != world.rank
         }
-        self.sender = Sender(self.messages, self.line, mailbox)
+        self.sender = Sender(self.messages, self.line)
         host = world.Split(hosts[world.rank])
         self.here, memory = host.size, _memory_of(host)
         host.Free()
