@@ -17,7 +17,7 @@ from tests.test_architecture import ROOT
     "trip, most_lines, most_files",
     [
         ("gradient", 350, 12),
-        ("pipeline", 2300, 46),
+        ("pipeline", 2100, 43),
         ("train", 5650, 90),
         ("certificate", 3600, 50),
     ],

@@ -27,7 +27,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar
-from zlib import crc32
 
 from minidist.errors import WrongInput
 from minidist.pieces import split_sizes
@@ -209,11 +208,6 @@ def micro_batches_of(programs: list[list[Action]]) -> int:
     """Return the number of micro-batches that these programs name."""
     numbers = [a.micro_batch for program in programs for a in program if isinstance(a, Action)]
     return 1 + max(numbers, default=-1)
-
-
-def digest(programs: list[list[Action]]) -> str:
-    """Return some letters that differ for different programs, the same on every machine."""
-    return f"{crc32(repr((list(programs), placement_of(programs))).encode()):08x}"
 
 
 def kinds_of(programs: list[list[Action]]) -> set[type]:

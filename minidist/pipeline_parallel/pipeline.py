@@ -15,6 +15,7 @@ its gradient on each of the two ranks; the parts are summed once, after the prog
 """
 
 from collections.abc import Callable
+from zlib import crc32
 
 import numpy as np
 
@@ -42,7 +43,6 @@ from minidist.pipeline_parallel.actions import (
     RecvActivation,
     SendActivation,
     communicates,
-    digest,
     last_stage,
     micro_batches_of,
 )
@@ -95,7 +95,9 @@ class Pipeline(Holder):
         self.programs = order if communicates(order) else add_communication(order, rendezvous_safe)
         placement, last = order.placement, last_stage(order.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
-        name = schedule if isinstance(schedule, str) else f"programs {digest(order)}"
+        name = schedule
+        if not isinstance(schedule, str):  # letters that are the same on every machine
+            name = f"programs {crc32(repr((list(order), placement)).encode()):08x}"
         lengths = [len(part) for part in self.cut]
         description = f"{name}, {m} micro-batches, stages of {lengths} layers"
         same = check_alike(model, group, description, m, check_weights)

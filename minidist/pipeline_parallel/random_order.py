@@ -32,15 +32,13 @@ def random_placement(random: Random, p: int, stages: int) -> list[list[int]]:
 def random_order(random: Random, placement: list[list[int]], m: int) -> Programs:
     """Return any programs of m micro-batches; of some passes, backward is in two halves."""
     where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
-    ahead: list[
-        deque[tuple[int, Action]]
-    ] = []  # per micro-batch what is left of its way through the stages; and weight halves
+    down = [where[k] for k in sorted(where)]
+    # Per micro-batch what is left of its way through the stages; and weight halves.
+    ahead: list[deque[tuple[int, Action]]] = []
     for i in range(m):
-        way: list[tuple[int, Action]] = [
-            (where[k][0], Forward(i, where[k][1])) for k in sorted(where)
-        ]
-        for k in sorted(where, reverse=True):
-            way.append((where[k][0], random.choice([Backward, BackwardInput])(i, where[k][1])))
+        way: list[tuple[int, Action]] = [(r, Forward(i, c)) for r, c in down]
+        for r, c in reversed(down):
+            way.append((r, random.choice([Backward, BackwardInput])(i, c)))
         ahead.append(deque(way))
     result: list[list[Action]] = [[] for _ in placement]
     while ahead:

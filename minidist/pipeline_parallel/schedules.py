@@ -115,14 +115,14 @@ def own_order(
     if options:
         raise WrongInput(f"programs have no option {next(iter(options))!r}; a name has")
     result = Programs(schedule, placement_of(schedule), pairs_of(schedule))
-    found, counts = micro_batches_of(result), [len(own) for own in result.placement]
-    if m not in (None, found):
+    count, chunks_of = micro_batches_of(result), [len(own) for own in result.placement]
+    if m not in (None, count):
         raise WrongInput(
-            f"these programs are of {found} micro-batches, not {m}; leave the number out"
+            f"these programs are of {count} micro-batches, not {m}; leave the number out"
         )
-    validate(result, p, found)
-    if chunks is not None and set(counts) != {chunks}:
-        raise WrongInput(f"these programs have {counts} chunks, not {chunks}; leave chunks out")
+    validate(result, p, count)
+    if chunks is not None and set(chunks_of) != {chunks}:
+        raise WrongInput(f"these programs have {chunks_of} chunks, not {chunks}; leave chunks out")
     stage, holders = Counter(k for own in result.placement for k in own).most_common(1)[0]
     if holders > 1:
         raise WrongInput(

@@ -25,6 +25,7 @@ REDUCE_GRAD, which PyTorch adds itself when it lowers a schedule, and so refuses
 import os
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,9 +151,13 @@ def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
     check_name("format", format, FORMATS)
     if not programs:
         raise WrongInput("there is no program for any rank, so there is nothing to write")
-    for program in programs:
-        for action in program:
-            _check(action)
+    for action in chain.from_iterable(programs):
+        if isinstance(action, Transfer):
+            raise WrongInput(
+                f"{action} is a transfer, which has no text; write the programs without"
+            )
+        if not (isinstance(action, Action) and read_action(str(action))):
+            raise WrongInput(f"{action!r} has no text; actions.py lists the actions that have")
     placement = placement_of(programs)
     if format == "torch":
         return as_torch_csv(programs, placement)
@@ -160,13 +165,6 @@ def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
     for r, row in enumerate(to_cells(programs, lambda r, a: str(a), "({} {})")):
         lines.append(f"rank {r}".ljust(10) + " " + " ".join(row))
     return "".join(line.rstrip() + "\n" for line in lines)
-
-
-def _check(action: Action) -> None:
-    if isinstance(action, Transfer):
-        raise WrongInput(f"{action} is a transfer, which has no text; write the programs without")
-    if not (isinstance(action, Action) and read_action(str(action))):
-        raise WrongInput(f"{action!r} has no text; actions.py lists the actions that have")
 
 
 def _name_and_text(source: str | os.PathLike) -> tuple[str, str]:

@@ -114,9 +114,9 @@ def of_rank(program: list[Action], chunks: int, m: int, sums: bool) -> Iterator[
             if action.sign in so_far:
                 yield at, f"{action} comes twice"
             if needed != so_far:
-                found = f"not after {' and '.join(so_far)}" if so_far else "which has not come"
+                instead = f"not after {' and '.join(so_far)}" if so_far else "which has not come"
                 needed = " and ".join(needed) or "nothing"
-                yield at, f"{action} must come after {needed} of its micro-batch, {found}"
+                yield at, f"{action} must come after {needed} of its micro-batch, {instead}"
             done[place], last[place] = so_far + action.sign, at
     for place, signs in done.items():
         if signs not in WHOLE:
