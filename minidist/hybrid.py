@@ -143,22 +143,22 @@ class Hybrid(Holder):
 
     def copied_slices(self) -> Runs:
         """Return slices of this rank's flat vectors, each with the ranks that have copies of it."""
-        found, experts = [], set(self.experts)
+        runs, experts = [], set(self.experts)
         for layer in self.model.layers:
             for group, is_expert in (self.replicas, False), (self.same_experts, True):
                 own = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
-                found += [(run, group) for run in flat_slices(own)]
-        return found
+                runs += [(run, group) for run in flat_slices(own)]
+        return runs
 
     @property
     def groups(self) -> list[Group]:
         """All groups that it communicates through, each with a ledger."""
-        found = [getattr(self.mesh, name) for name in self.mesh.axes]
-        found += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
-        found += [*(self.context_axes or ()), *([self.holders] if self.holders else [])]
-        found += self.pipeline.shared.values()
-        found += self.copies.groups + self.scales
-        return list(dict.fromkeys(found))
+        groups = [getattr(self.mesh, name) for name in self.mesh.axes]
+        groups += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
+        groups += [*(self.context_axes or ()), *([self.holders] if self.holders else [])]
+        groups += self.pipeline.shared.values()
+        groups += self.copies.groups + self.scales
+        return list(dict.fromkeys(groups))
 
     def share(self, batch: Batch) -> Batch:
         """Return this rank's examples of a batch, and of these its positions."""
@@ -227,8 +227,6 @@ def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> N
             "and give ep as an argument"
         )
     vocab_parallel.check_loss(model)
-    if isinstance(model, nn.Seq2Seq):
-        check_whole(mesh, model, split_sequence)
     if split_sequence and mesh.axes.get("cp", 1) > 1:
         raise WrongInput(
             f"cp={mesh.axes['cp']} cuts the sequence already; leave out split_sequence, or use cp=1"
@@ -237,21 +235,6 @@ def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> N
         raise WrongInput(f"ep={ep!r} does not divide dp={mesh.dp.size}; use a divisor of it")
     if ep > 1 and not getattr(model, "experts", 0):
         raise WrongInput(f"ep={ep} needs experts; use nn.Transformer(..., experts={ep})")
-
-
-def check_whole(mesh: Mesh, model: nn.Seq2Seq, split_sequence: bool) -> None:
-    """Raise ValueError if the two sequences of a Seq2Seq would be cut."""
-    lengths = f"{model.source_length} and {model.target_length} positions"
-    if (cp := mesh.axes.get("cp", 1)) > 1:
-        raise WrongInput(
-            f"cp={cp} cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; use cp=1, and "
-            "put these ranks on dp, pp or tp"
-        )
-    if split_sequence:
-        raise WrongInput(
-            f"split_sequence cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; leave it "
-            "out"
-        )
 
 
 def check_zero(

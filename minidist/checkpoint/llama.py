@@ -93,18 +93,18 @@ def sizes_of(path: Path) -> dict:
     return asked | {"theta": theta_of(path, config)}
 
 
-def theta_of(path: Path, found: dict) -> float | Stretched:
+def theta_of(path: Path, config: dict) -> float | Stretched:
     """Return the base of the rotary angles, from rope_parameters or, in older files, two keys."""
-    keys = [key for key in ("rope_parameters", "rope_scaling") if found.get(key) is not None]
+    keys = [key for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None]
     if len(keys) > 1:
         raise WrongInput(f"{path} has {' and '.join(keys)}; which of them counts is not known")
-    rope = found[keys[0]] if keys else {}
+    rope = config[keys[0]] if keys else {}
     if not isinstance(rope, dict):
         refuse(path, keys[0], rope, "it is an object with keys and values, or null")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         refuse(path, "rope_type", kind, "nn.Llama computes what 'default' and 'llama3' ask for")
-    base = rope.get("rope_theta", found.get("rope_theta", USUAL_THETA))
+    base = rope.get("rope_theta", config.get("rope_theta", USUAL_THETA))
     theta, stretch = positive(path, "rope_theta", base), STRETCH if kind == "llama3" else {}
     check_keys(path, rope, {}, {"rope_type", "type", "rope_theta", *stretch}, "nn.Llama")
     if not stretch:

@@ -52,13 +52,13 @@ def read_object(path: Path) -> dict:
     return value
 
 
-def check_keys(path: Path, found: dict, function: dict, known: set[str], model: str) -> None:
+def check_keys(path: Path, config: dict, function: dict, known: set[str], model: str) -> None:
     """Raise ValueError unless all keys are known, and the model computes what they ask for.
 
     function  keys that choose what is computed, and the value of which the model computes it
     """
-    for key in sorted(found, key=lambda key: key != "model_type"):  # the kind of model first
-        value = found[key]
+    for key in sorted(config, key=lambda key: key != "model_type"):  # the kind of model first
+        value = config[key]
         name = SAME.get(value, value) if isinstance(value, str) else value
         if key in function and (type(name), name) != (type(function[key]), function[key]):
             other = LOADERS.get(name, "") if key == "model_type" and name == value else ""

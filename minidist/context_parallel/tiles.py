@@ -45,10 +45,10 @@ def document_tiles(
                 yield (*before, rows, slice(None)), (*before, columns, slice(None)), first
 
 
-def computed_scores(found: Iterable[tuple[Index, Index, int]], B: int) -> int:
+def computed_scores(tiles_of_examples: Iterable[tuple[Index, Index, int]], B: int) -> int:
     """Return how many scores per head these tiles of B examples have, with the hidden ones."""
     scores = 0
-    for (_, examples, _, rows, _), (*_, columns, _), _ in found:
+    for (_, examples, _, rows, _), (*_, columns, _), _ in tiles_of_examples:
         block = (rows.stop - rows.start) * (columns.stop - columns.start)
         scores += block * len(range(B)[examples])
     return scores
@@ -58,9 +58,9 @@ def placed(held: Positions, within: tuple[int, int] | None = None) -> list[tuple
     """Return (its first row, first position, last + 1) of what each run has of these positions."""
     rows = accumulate((b - a for a, b in held.runs), initial=0)
     start, stop = within or (0, held.length)
-    found = []
+    runs = []
     for row, (a, b) in zip(rows, held.runs, strict=False):
         c, d = max(a, start), min(b, stop)
         if c < d:
-            found.append((row + c - a, c, d))
-    return found
+            runs.append((row + c - a, c, d))
+    return runs

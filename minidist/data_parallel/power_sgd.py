@@ -47,8 +47,8 @@ class PowerSGD:
 
     def __init__(self, rank: int | None, seed: int = 0):
         if rank is not None:
-            words = "the rank of an approximation is 1 or more"
-            check_number(words, rank, lambda n: n >= 1, Integral)
+            allowed = "the rank of an approximation is 1 or more"
+            check_number(allowed, rank, lambda n: n >= 1, Integral)
         self.rank, self.seed = rank, seed
         self.q: dict[str, Array] = {}
 

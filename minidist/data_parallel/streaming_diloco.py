@@ -82,11 +82,11 @@ class StreamingDiLoCo(DiLoCo):
         bits: int | None = 4,
     ):
         super().__init__(model, group, inner, every, lr, momentum)
-        words = f"fragments are 1 to {every}: one begins in a step"
-        check_number(words, fragments, lambda n: n in range(1, every + 1))
+        allowed = f"fragments are 1 to {every}: one begins in a step"
+        check_number(allowed, fragments, lambda n: n in range(1, every + 1))
         last = every // fragments
-        words = f"tau is 0 to {last} steps: a fragment is applied before the next one is sent"
-        check_number(words, tau, lambda n: n in range(last + 1))
+        allowed = f"tau is 0 to {last} steps: a fragment is applied before the next one is sent"
+        check_number(allowed, tau, lambda n: n in range(last + 1))
         check_number("alpha is a number from 0 to 1", alpha, lambda x: 0 <= x <= 1)
         if bits not in (4, None):
             raise WrongInput(f"bits are 4, or None for all, not {bits!r}")
@@ -173,7 +173,7 @@ class StreamingDiLoCo(DiLoCo):
     def state(self) -> dict[str, Array]:
         """Return the common weights by name, once nothing is under way: those loaded since."""
         self.end()
-        found, begun = self.rounds.model.state(), self.begun and not self.rounds.weights.behind()
+        weights, begun = self.rounds.model.state(), self.begun and not self.rounds.weights.behind()
         for s, x in zip(self.inner.slices, self.start if begun else [], strict=False):
-            found |= {p.name: host_copy(x[at].reshape(p.shape)) for p, at in s.parts.items()}
-        return found
+            weights |= {p.name: host_copy(x[at].reshape(p.shape)) for p, at in s.parts.items()}
+        return weights

@@ -125,7 +125,7 @@ class ShardedCopies(AllHeld):
         shard.part.bind(shard.run.data[shard.own], shard.run.gradient[shard.own])
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what this rank's optimizer updates."""
+        """Return the shards, which this rank's optimizer updates."""
         return [s.parameter for s in self.shards]
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
@@ -334,7 +334,7 @@ def copies_of(
     shards: int | None = None,
     block: int | None = None,
 ) -> Copies | ShardedCopies:
-    """Return what sums and updates what other ranks have copies of, by ZeRO's stage; 0: none."""
+    """Return the stage of ZeRO that sums and updates these runs; 0: whole copies."""
     if stage == 0:
         return Copies(runs, parameters)
     if stage == 1:

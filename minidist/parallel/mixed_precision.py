@@ -61,8 +61,8 @@ class LossScale:
     def __init__(self, value: float = 2.0**16, every: int | None = 2000):
         check_scale(value)
         if every is not None:
-            words = "the scale is doubled after 1 good step or more"
-            check_number(words, every, lambda n: n >= 1, Integral)
+            allowed = "the scale is doubled after 1 good step or more"
+            check_number(allowed, every, lambda n: n >= 1, Integral)
         self.value, self.every = float(value), every
         self.good, self.skipped = 0, 0  # steps in a row, steps
 
@@ -95,8 +95,8 @@ class LossScale:
 
 def check_scale(value: float) -> None:
     """Raise ValueError unless this is a power of two that a float32 can be multiplied by."""
-    words = "a loss scale is a power of two up to 2^127, for others would round or overflow"
-    check_number(words, value, lambda x: 0 < x <= LARGEST and math.frexp(x)[0] == 0.5)
+    allowed = "a loss scale is a power of two up to 2^127, for others would round or overflow"
+    check_number(allowed, value, lambda x: 0 < x <= LARGEST and math.frexp(x)[0] == 0.5)
 
 
 class Inner(Generic[T]):

@@ -68,7 +68,7 @@ class Trainer(Protocol):
     def sum_squares(self) -> Callable[[float], float] | None: ...
 
     def parameters(self) -> list[Parameter]:
-        """Return what this rank's optimizer updates: parameters, or shards of them."""
+        """Return the parameters, or shards of them, that this rank's optimizer updates."""
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Return the parameters of which this rank has all or a part, by their global names."""
@@ -157,7 +157,6 @@ class AllHeld:
         self.held = parameters
 
     def parameters(self) -> list[Parameter]:
-        """Return what this rank's optimizer updates."""
         return self.held
 
     def drop(self) -> None:

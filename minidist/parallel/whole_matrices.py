@@ -79,8 +79,8 @@ class WholeMatrices:
             whole.reshape(-1)[on_device_of(move.places, whole)] = numbers
         made = {name: update(name, whole) for name, whole in wholes.items()}
         back = self.travel(self.back, lambda m: m.part.cut.of(made[m.part.cut.name]), "updates")
-        found = {move.part.number: numbers for move, numbers in back}
-        return [found[number] for number in range(len(parts))]
+        updates = {move.part.number: numbers for move, numbers in back}
+        return [updates[number] for number in range(len(parts))]
 
     def travel(
         self, moves: list[Move], numbers_of: Callable[[Move], Array], label: str
@@ -127,12 +127,12 @@ class WholeMatrices:
 
 def owners_of(shapes: dict[str, tuple[int, ...]], ranks: dict[str, list[int]]) -> dict[str, int]:
     """Return one of each matrix's ranks: the most work first, to the rank that has least so far."""
-    found, busy = {}, dict.fromkeys((r for own in ranks.values() for r in own), 0)
+    owners, busy = {}, dict.fromkeys((r for own in ranks.values() for r in own), 0)
     work = {name: min(s) ** 2 * (2 * max(s) + min(s)) for name, s in shapes.items()}
     for name in sorted(shapes, key=lambda name: -work[name]):
-        found[name] = min(ranks[name], key=lambda r: (busy[r], r))
-        busy[found[name]] += work[name]
-    return found
+        owners[name] = min(ranks[name], key=lambda r: (busy[r], r))
+        busy[owners[name]] += work[name]
+    return owners
 
 
 def made_up(parts: list[Part], owner: int) -> list[Move]:

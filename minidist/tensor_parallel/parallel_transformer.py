@@ -180,4 +180,4 @@ def split_attention(block: nn.Module, group: Group, parts: Parts) -> None:
 
 def members(module: nn.Module, kind: type[M]) -> list[tuple[str, M]]:
     """Return the attributes of a module that are of one kind: [(name, module)]."""
-    return [(name, found) for name, found in vars(module).items() if isinstance(found, kind)]
+    return [(name, part) for name, part in vars(module).items() if isinstance(part, kind)]

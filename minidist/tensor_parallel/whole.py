@@ -35,7 +35,7 @@ def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> flo
 
 
 def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """Return what counts on this rank: its parts; on the first rank also what all ranks hold.
+    """Return the parameters that count here: parts; on the first rank also those of all ranks.
 
     A part that several ranks hold counts on the first of them.
     """

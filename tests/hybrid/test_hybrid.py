@@ -191,8 +191,8 @@ def test_every_mesh_of_a_seq2seq(cluster, mesh):
 @pytest.mark.parametrize(
     "axes, options, message",
     [
-        ({"cp": 2}, {}, r"cp=2 cuts one sequence, .* two, of 4 and 5 positions; use cp=1"),
-        ({"tp": 2}, {"split_sequence": True}, r"has two, of 4 and 5 positions; leave it out"),
+        ({"cp": 2}, {}, r"cuts one sequence, .* a source of 4 positions and .* \(cp=1\)"),
+        ({"tp": 2}, {"split_sequence": True}, r"two, of 4 and 5 positions; .*split_sequence=False"),
         ({"dp": 2}, {"ep": 2}, r"ep=2 needs experts; use nn\.Transformer\(..., experts=2\)"),
     ],
 )

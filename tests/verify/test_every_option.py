@@ -38,7 +38,7 @@ REFUSED = [  # what a strategy may refuse: in which cases alone, and in which wo
     ),
     (
         lambda case: isinstance(case.model, nn.Seq2Seq),
-        r"(split_sequence|cp=\d) cuts one sequence, and an nn.Seq2Seq has two",
+        r"(sequence|context) parallelism cuts one sequence, and an nn.Seq2Seq has",
     ),
     (
         lambda case: not isinstance(case.model, nn.Sequential),
