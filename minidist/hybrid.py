@@ -53,14 +53,14 @@ from minidist.parallel import (
     sum_loads,
     sum_squares_over,
 )
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Action, BackwardInput
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 
-class Hybrid(Holder):
+class Hybrid(Trainer):
     """This rank's part of a Transformer on a mesh with the axes dp, pp, tp and, if asked for, cp.
 
     model          a single-device Transformer, the same on every rank; its layers are taken over.

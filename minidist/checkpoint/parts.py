@@ -25,6 +25,7 @@ from minidist.backend import Array, array_module, on_device_of, to_host, widen
 from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
 from minidist.nn.flat_parameters import FlatSlice
+from minidist.parallel.mixed_precision import AnyOptimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,39 +61,7 @@ class Source(Protocol):
     def part(self, cut: Slice) -> np.ndarray: ...
 
 
-class Scale(Protocol):
-    """A LossScale: what chooses by what a gradient is multiplied."""
-
-    state: dict
-
-
-class KeptOptimizer(Protocol):
-    """An Optimizer, or MixedPrecision around one: what a checkpoint keeps of it."""
-
-    steps: int
-    state: list[list[Array]] | None
-
-    @property
-    def parameters(self) -> Sequence[Parameter]: ...
-
-    @property
-    def slices(self) -> list[FlatSlice]: ...
-
-    @property
-    def copies(self) -> Sequence[Array]: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def scale(self) -> Scale | None: ...
-
-    def arrays_for(self, s: FlatSlice) -> int: ...
-
-    def state_like(self, s: FlatSlice) -> Array: ...
-
-
-def parts_of(model: Holder, optimizer: KeptOptimizer) -> list[Part]:
+def parts_of(model: Holder, optimizer: AnyOptimizer) -> list[Part]:
     """Return this rank's parts of the weights and of the optimizer's state.
 
     Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. What has no
@@ -124,7 +93,7 @@ def of_state(cut: Slice, number: int) -> Slice:
     return replace(cut, name=f"optimizer.{number}/{cut.name}")
 
 
-def about(optimizer: KeptOptimizer) -> dict:
+def about(optimizer: AnyOptimizer) -> dict:
     """Return the manifest's entry of an optimizer."""
     return {
         "kind": optimizer.kind,
@@ -133,7 +102,7 @@ def about(optimizer: KeptOptimizer) -> dict:
     }
 
 
-def restore(saved: Source, model: Holder, optimizer: KeptOptimizer) -> None:
+def restore(saved: Source, model: Holder, optimizer: AnyOptimizer) -> None:
     """Give this rank its parts of the weights and the optimizer's state, between two steps.
 
     ValueError if the checkpoint lacks an array or has it in another shape, in a dtype that the

@@ -37,12 +37,13 @@ from pathlib import Path
 import numpy as np
 
 from minidist.checkpoint import manifest, writing
-from minidist.checkpoint.parts import Holder, KeptOptimizer, Part, about, parts_of, restore
+from minidist.checkpoint.parts import Holder, Part, about, parts_of, restore
 from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
 from minidist.errors import WrongInput, check_writable, plural
 from minidist.nn import Slice
+from minidist.parallel.mixed_precision import AnyOptimizer
 from minidist.rng import generator
 
 
@@ -285,7 +286,7 @@ class RunCheckpoints:
         keep: Keep | None,
         group: Group,
         holder: Holder,
-        optimizer: KeptOptimizer,
+        optimizer: AnyOptimizer,
         description: dict,
         fresh: Callable[[], dict[str, np.ndarray]],
         defaults: Mapping,

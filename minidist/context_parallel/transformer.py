@@ -36,7 +36,7 @@ from minidist.parallel import (
     sum_gradients,
     sum_loads,
 )
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 
@@ -90,7 +90,7 @@ def context_parallel(
     return model
 
 
-class ContextParallel(Holder):
+class ContextParallel(Trainer):
     """The whole model, on this rank's positions of every example.
 
     model          a single-device Transformer, the same on every rank; changed in place

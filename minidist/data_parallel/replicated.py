@@ -18,10 +18,10 @@ from minidist.data_parallel.compression import Compressor, ErrorFeedback
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.parallel import check_replicas, share_scales
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 
 
-class DataParallel(Holder):
+class DataParallel(Trainer):
     """A model that all ranks of a group have, with the same weights.
 
     check_weights  whether the ranks first compare their weights (see check_same_weights)

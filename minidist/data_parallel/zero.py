@@ -61,7 +61,7 @@ from minidist.parallel import (
     check_statistics,
     summed_ranks,
 )
-from minidist.parallel.trainer import AllHeld, AnyOptimizer, Holder
+from minidist.parallel.trainer import AllHeld, AnyOptimizer, Trainer
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
 
@@ -342,7 +342,7 @@ def copies_of(
     return ShardedLayers(runs, parameters, chunks, stage, shards, block)
 
 
-class Zero(Holder):
+class Zero(Trainer):
     """This rank's share of a model that all ranks of a group train on different examples.
 
         zero = Zero(model.flatten(group.empty), group, stage=2, micro_batches=M)

@@ -33,7 +33,7 @@ from minidist.parallel import (
     sum_loads,
     sum_squares_over,
 )
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 from minidist.pieces import split_ends
 
 SPREAD = "ranks that hold different experts: pass sum_squares=trainer.sum_squares"
@@ -69,7 +69,7 @@ def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> 
             mixture.run_positions = OncePerRank(group, ends, trained)
 
 
-class ExpertParallel(Holder):
+class ExpertParallel(Trainer):
     """This rank's experts of a model, all else of it whole, and a share of every batch.
 
     model  a single-device model with experts, the same on every rank. Its layers are taken over: do

@@ -1,6 +1,6 @@
 """What all axes stand on: the protocol of what trains, and what ranks sum, compare and share.
 
-trainer.py     the protocol of every axis: backward, evaluate, step; `Holder` has what they share
+trainer.py     what every axis ends in, a `Trainer`: backward, evaluate, step
 collective_functions.py   collectives that backward passes through, each the adjoint of another
 gradients.py   dW{+N} -> dW on every rank, never twice over the same ranks; the global norm
 weights.py     check that copies are equal; collect and load arrays that ranks hold parts of

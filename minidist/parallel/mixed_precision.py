@@ -198,6 +198,9 @@ class MixedPrecision:
             home.scale = self.scale
 
 
+AnyOptimizer = Optimizer | MixedPrecision
+
+
 def overflow_allowed() -> AbstractContextManager:
     """Return a context without NumPy's warnings of overflow, which skips a step."""
     return np.errstate(over="ignore", invalid="ignore")

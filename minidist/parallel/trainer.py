@@ -9,15 +9,13 @@ Each axis ends in Trainers: DataParallel, Zero; Pipeline, Siamese; TensorParalle
 SpatialParallel; ContextParallel; ExpertParallel; and Hybrid, which combines axes. A training loop,
 a checkpoint and a test that know these methods need not know which strategy they train. The loss is
 the model's, `model.loss`, which may be set: `model.loss = nn.squared_error`. Where the vocabulary
-is cut, it is the cross entropy. A Trainer is a `Holder`: it says what is cut, and inherits the
-rest.
+is cut, it is the cross entropy. A strategy says what is cut, and inherits the rest.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -30,69 +28,7 @@ from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter, move_biases
 from minidist.nn.datasets import Batch
 from minidist.parallel import gradient, load_own, shapes_of
-
-
-class AnyOptimizer(Protocol):
-    """An Optimizer, or MixedPrecision around one."""
-
-    lr: float
-    steps: int
-
-    @property
-    def parameters(self) -> Sequence[Tensor]: ...
-
-    @property
-    def loss_scale(self) -> float: ...
-
-    def clip_global_norm(
-        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
-    ) -> float | Array: ...
-
-    def step(self) -> None: ...
-
-    def zero_grad(self) -> None: ...
-
-
-class Trainer(Protocol):
-    """This rank's part of a model.
-
-    groups       all groups that it communicates through, each with a ledger
-    sum_squares  this rank's own sum of squares -> the sum over all ranks, in which every parameter
-                 counts once; None: each rank has the whole gradient (Optimizer.clip_global_norm)
-    """
-
-    @property
-    def groups(self) -> list[Group]: ...
-
-    @property
-    def sum_squares(self) -> Callable[[float], float] | None: ...
-
-    def parameters(self) -> list[Parameter]:
-        """Return the parameters, or shards of them, that this rank's optimizer updates."""
-
-    def named_parameters(self) -> dict[str, Parameter]:
-        """Return the parameters of which this rank has all or a part, by their global names."""
-
-    def backward(self, batch: Batch) -> float:
-        """Compute the gradient of a batch that every rank has; return the whole batch's loss."""
-
-    def evaluate(self, batch: Batch) -> float:
-        """Return the loss that one device has after `model.eval()`: without dropout or gradient."""
-
-    def step(self, optimizer: AnyOptimizer) -> None:
-        """Update what this rank updates; give all ranks the new weights; drop the gradients."""
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        """Return the whole gradients by name, on every rank and on the host, before the step."""
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return the weights of the whole model, on every rank and on the host, by name."""
-
-    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
-        """Return copies of whole arrays on the host, given what this rank has of parameters."""
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy the whole model's arrays, the same on every rank, into what this rank has."""
+from minidist.parallel.mixed_precision import AnyOptimizer
 
 
 class WholeBatches:
@@ -178,8 +114,8 @@ class AllHeld:
         model.load_state(state)
 
 
-class Holder:
-    """This rank's part of a model: what Trainers share.
+class Trainer:
+    """This rank's part of a model, with copies of it on all ranks.
 
     A strategy cuts the model before `__init__`, and overrides what is not as with copies of it:
 
@@ -194,6 +130,9 @@ class Holder:
     check_group    ranks that must load the same state, or None to skip this comparison
     micro_batches  of each rank's part of a batch
     copies         what this rank's optimizer updates: all that it holds, or shards of it
+    sum_squares    this rank's own sum of squares -> the sum over all ranks, in which every
+                   parameter counts once; None: each rank has the whole gradient
+                   (Optimizer.clip_global_norm)
     """
 
     sum_squares: Callable[..., float] | None = None
@@ -214,12 +153,15 @@ class Holder:
 
     @property
     def groups(self) -> list[Group]:
+        """All groups that it communicates through, each with a ledger."""
         return [self.group, self.loss_group]
 
     def parameters(self) -> list[Parameter]:
+        """Return the parameters, or shards of them, that this rank's optimizer updates."""
         return self.copies.parameters()
 
     def named_parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of which this rank has all or a part, by their global names."""
         return self.model.named_parameters()
 
     def share(self, batch: Batch) -> Batch:

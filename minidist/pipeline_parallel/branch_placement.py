@@ -36,14 +36,14 @@ from minidist.nn import Parameter
 from minidist.nn.datasets import Batch
 from minidist.nn.siamese import check_pairs
 from minidist.parallel import check_replicas, sum_gradients, sum_squares_over
-from minidist.parallel.trainer import Holder, check_scale, evaluating, without_dropout
+from minidist.parallel.trainer import Trainer, check_scale, evaluating, without_dropout
 from minidist.rng import Randomness
 
 JOIN = 0  # the rank that compares
 BRANCHES = "two branches, and a join that one rank has: pass sum_squares=trainer.sum_squares"
 
 
-class Siamese(Holder):
+class Siamese(Trainer):
     """This rank's branch of an nn.Siamese, or both of them on one rank; rank 0 has the join.
 
     check_weights  whether the ranks first compare their weights (see check_same_weights)

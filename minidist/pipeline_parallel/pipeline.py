@@ -33,7 +33,7 @@ from minidist.parallel import (
 )
 from minidist.parallel.trainer import (
     STAGES_SENT,
-    Holder,
+    Trainer,
     WholeBatches,
     check_scale,
 )
@@ -57,7 +57,7 @@ from minidist.pipeline_parallel.stage import Stage
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
 
-class Pipeline(Holder):
+class Pipeline(Trainer):
     """This rank's stages of a model, and the programs of all ranks.
 
     model            the whole model, the same on every rank; this rank's layers are taken over, so

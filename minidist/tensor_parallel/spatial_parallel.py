@@ -29,7 +29,7 @@ from minidist.nn.datasets import Batch
 from minidist.nn.linear import ACTIVATIONS
 from minidist.parallel import check_same_weights, sum_gradients, sum_statistics
 from minidist.parallel.collective_functions import own_part, reduce_from
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 from minidist.pieces import split_ends
 from minidist.rng import Randomness
 
@@ -225,7 +225,7 @@ def sum_partial(model: nn.CNN, group: Group) -> None:
     sum_gradients([p for layer in model.layers[:-1] for p in layer.parameters()], group)
 
 
-class SpatialParallel(Holder):
+class SpatialParallel(Trainer):
     """This rank's rows of all images, and the whole CNN: the Trainer of this file.
 
     model          a single-device CNN, the same on every rank; changed in place

@@ -29,7 +29,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput, check_name
 from minidist.nn.datasets import Batch
 from minidist.parallel import check_same_weights, shapes_of
-from minidist.parallel.trainer import Holder
+from minidist.parallel.trainer import Trainer
 from minidist.tensor_parallel import vocab_parallel
 from minidist.tensor_parallel.channel_parallel import channel_parallel
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
@@ -45,7 +45,7 @@ from minidist.tensor_parallel.vocab_parallel import VocabParallelHead, split_tab
 from minidist.tensor_parallel.whole import sum_squares, unsplit
 
 
-class TensorParallel(Holder):
+class TensorParallel(Trainer):
     """This rank's part of a model whose matrices are split; every rank gets the whole batch.
 
     model          a single-device model, the same on every rank; its layers are taken over

@@ -21,7 +21,7 @@ from minidist.expert_parallel import ExpertParallel
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
 from minidist.parallel.mixed_precision import multiply_in_eight_bits
-from minidist.parallel.trainer import Holder, loss_of
+from minidist.parallel.trainer import Trainer, loss_of
 from minidist.pipeline_parallel import PipeDream, Pipeline, Siamese
 from minidist.rng import Randomness
 from minidist.tensor_parallel import SpatialParallel, TensorParallel
@@ -34,7 +34,7 @@ from tests.strategies import SYNCHRONOUS, arrays, chunks_of
 STEPS, CLIP = 5, 0.05
 
 
-class OneDevice(Holder):
+class OneDevice(Trainer):
     """What one device computes, with an `evaluate` in a reader's words."""
 
     def share(self, batch):
