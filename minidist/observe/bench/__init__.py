@@ -6,7 +6,7 @@ jax_peers.py    JAX's steps
 
 A suite has a TITLE and `rows(rounds)`, which measures and yields rows:
 
-steps.py        training steps, ours, against their own products, PyTorch and JAX
+steps.py        training steps (steps.toml), ours, against their own products, PyTorch and JAX
 comm.py         communication against MPICH and gloo, data parallelism against DDP
 pipelines.py    two ranks against one process, and against PyTorch's schedules
 gpu.py          a GPU: steps and products against PyTorch's, all_reduce against staging
