@@ -220,7 +220,7 @@ class Strategy:
 def _example(of: str | dict) -> Callable[[int], Case]:
     """Return what makes the case of a set, or the Transformer with options."""
     if isinstance(of, dict):
-        return partial(transformer_example, **of)
+        return partial(transformer_example, **of) if of else transformer_example
     return lambda ranks: listed(of, ranks)[0]
 
 
