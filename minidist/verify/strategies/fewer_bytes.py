@@ -1,6 +1,5 @@
 """Data parallelism that sends less: compressed gradients, weights as int8, local steps."""
 
-from collections.abc import Callable
 from functools import partial
 
 from minidist import nn, optim
@@ -17,7 +16,7 @@ from minidist.parallel.trainer import loss_of
 from minidist.planning.costs import strategies as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case
-from minidist.verify.strategies.job import Arrays, AtWork, Job, Rule, Steps, momentum
+from minidist.verify.strategies.job import Arrays, AtWork, Job, Rule, momentum
 from minidist.verify.strategies.record import record
 
 LR = 0.1
@@ -34,51 +33,12 @@ def training_of(case: Case, batches: list[Batch], ranks: int) -> replays.Trainin
     return replays.Training(case.model, len(batches), ranks, again)
 
 
-def top_k(group: Group, case: Case, share: float = 1.0, minibatches: int | None = None) -> Job:
-    """Send `share` of each gradient's elements, the largest; by default all of them."""
-    replayed = replays.dense_top_k(share)
-    return compressed(group, case, TopK(share), replayed, minibatches, limit=share == 1)
-
-
-def sign(group: Group, case: Case, minibatches: int | None = None) -> Job:
-    """Send the signs, and the mean size."""
-    return compressed(group, case, Sign(), replays.dense_sign(), minibatches)
-
-
-def int8(group: Group, case: Case, minibatches: int | None = None) -> Job:
-    """Send 8 bits per element, rounded at random."""
-    return compressed(group, case, Int8(case.seed), replays.dense_int8(case.seed), minibatches)
-
-
-def power_sgd(
-    group: Group, case: Case, rank: int | None = None, minibatches: int | None = None
-) -> Job:
-    """Send matrices at this rank; by default at full rank, at which nothing is lost."""
-    compress, replayed = PowerSGD(rank, case.seed), replays.dense_power_sgd(rank, case.seed)
-    return compressed(group, case, compress, replayed, minibatches, limit=rank is None)
-
-
-def compressed(
-    group: Group,
-    case: Case,
-    compress: Compressor,
-    replayed: replays.Dense,
-    minibatches: int | None,
-    limit: bool = False,
-) -> Job:
-    """Start a stream of minibatches; by default, one batch.
+class Compressed(AtWork):
+    """A stream of minibatches, or one batch: its result is what was sent plus what is remembered.
 
     replayed  the compressor of the replay
     limit     whether the ranks send all that they have: the result is one device's gradient
     """
-    batches = case.minibatches(minibatches or 0)
-    training = training_of(case, batches, group.size)
-    replay = partial(replays.replay_compressed, training, replayed, momentum)
-    return Compressed(group, case, batches, replay, compress, limit)
-
-
-class Compressed(Steps):
-    """The result of one batch is what the ranks have sent, plus what they remember."""
 
     trainer: CompressedDataParallel
 
@@ -86,13 +46,16 @@ class Compressed(Steps):
         self,
         group: Group,
         case: Case,
-        batches: list[Batch],
-        replay: Callable[[], Arrays],
         compress: Compressor,
-        limit: bool,
+        replayed: replays.Dense,
+        minibatches: int | None,
+        limit: bool = False,
     ):
+        batches = case.minibatches(minibatches or 0)
+        training = training_of(case, batches, group.size)
+        replay = partial(replays.replay_compressed, training, replayed, momentum)
         make = partial(CompressedDataParallel, compress=compress)
-        super().__init__(group, case, make, batches, replay)
+        super().__init__(group, case, make, batches, replay, momentum)
         self.limit = limit
 
     def result(self) -> Arrays:
@@ -108,18 +71,40 @@ class Compressed(Steps):
         return super().kept() | {"gradients": [*feedback.errors.values(), *q.values()]}
 
 
+def top_k(group: Group, case: Case, share: float = 1.0, minibatches: int | None = None) -> Job:
+    """Send `share` of each gradient's elements, the largest; by default all of them."""
+    return Compressed(
+        group, case, TopK(share), replays.dense_top_k(share), minibatches, limit=share == 1
+    )
+
+
+def sign(group: Group, case: Case, minibatches: int | None = None) -> Job:
+    """Send the signs, and the mean size."""
+    return Compressed(group, case, Sign(), replays.dense_sign(), minibatches)
+
+
+def int8(group: Group, case: Case, minibatches: int | None = None) -> Job:
+    """Send 8 bits per element, rounded at random."""
+    return Compressed(group, case, Int8(case.seed), replays.dense_int8(case.seed), minibatches)
+
+
+def power_sgd(
+    group: Group, case: Case, rank: int | None = None, minibatches: int | None = None
+) -> Job:
+    """Send matrices at this rank; by default at full rank, at which nothing is lost."""
+    compress, replayed = PowerSGD(rank, case.seed), replays.dense_power_sgd(rank, case.seed)
+    return Compressed(group, case, compress, replayed, minibatches, limit=rank is None)
+
+
 def quantized(group: Group, case: Case, block: int = 1, minibatches: int | None = None) -> Job:
     """Train on a stream of minibatches; take one batch's gradient where nothing is lost.
 
     block  elements that share a scale: one that has its own keeps its value, up to rounding
     """
-    make = partial(Zero, stage=3, block=block)
-    if block == 1 and not minibatches:
-        return AtWork(group, case, make)
-    batches = case.minibatches(minibatches or 1)
+    batches = case.minibatches(minibatches or (0 if block == 1 else 1))
     training = training_of(case, batches, group.size)
     replay = partial(replays.replay_quantized_gather, training, momentum, block)
-    return Steps(group, case, make, batches, replay)
+    return AtWork(group, case, partial(Zero, stage=3, block=block), batches, replay, momentum)
 
 
 class OneStepAlone(DataParallel):
@@ -160,7 +145,7 @@ def streamed_steps(
     return Rounds(group, case, batches, every, StreamingDiLoCo, **streams)
 
 
-class Rounds(Steps):
+class Rounds(AtWork):
     """Steps that each rank takes alone, and then meets the others; the result is the weights.
 
     kind     LocalSGD, DiLoCo or StreamingDiLoCo; an optimizer inside is the latter two's alone

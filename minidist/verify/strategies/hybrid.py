@@ -25,7 +25,7 @@ from minidist.verify.strategies.cases import (
     transformer_example,
     translator_case,
 )
-from minidist.verify.strategies.job import Arrays, Rule, Steps
+from minidist.verify.strategies.job import Arrays, AtWork, Rule
 from minidist.verify.strategies.record import record
 
 
@@ -117,7 +117,7 @@ def steps_of(model, steps: int) -> int:
     return min(steps, 1) if getattr(model, "experts", 0) else steps
 
 
-class MuonSteps(Steps):
+class MuonSteps(AtWork):
     """Steps of Muon on a mesh, whose result are the weights; without steps, one gradient.
 
     steps   one with experts: a second one may send rows elsewhere, which no snapshot has

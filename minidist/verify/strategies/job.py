@@ -3,8 +3,7 @@
     outcomes.of_job  takes a batch; returns all gradients, and the bytes that were sent for them
     watched_step     takes a batch and an update of AdamW while a watch counts what that costs
 
-`AtWork` runs any Trainer on one batch, `Steps` some steps of it. What is no Trainer, servers and a
-PipeDream, has a Job of its own.
+`AtWork` runs any Trainer. What is no Trainer, servers and a PipeDream, has a Job of its own.
 """
 
 import copy
@@ -118,16 +117,31 @@ class Job:
 
 
 class AtWork(Job):
-    """A Trainer at work on the case's one batch.
+    """A Trainer at work: on the case's one batch, or on batches in a row, with a step after each.
 
     make     (model, group, **options) -> the Trainer; it takes the model over
+    batches  of the steps, after which the result is the weights; of none, it is the gradient
+    replay   () -> the weights after these steps, as one device computes them
+    rule     the optimizer
     trainer  the Trainer; its loss is summed in a group whose bytes do not count
     """
 
-    def __init__(self, group: Group, case: Case, make: Callable[..., Trainer], **options):
-        self.trainer = make(case.model.flatten(group.empty), group, **options)
+    def __init__(
+        self,
+        group: Group,
+        case: Case,
+        make: Callable[..., Trainer],
+        batches: Sequence[Batch] = (),
+        replay: Callable[[], Arrays] | None = None,
+        rule: Rule = no_change,
+        **options,
+    ):
+        model = copy.deepcopy(case.model) if replay else case.model  # a replay begins with it
+        self.trainer = make(model.flatten(group.empty), group, **options)
         self.pipeline: Any = getattr(self.trainer, "pipeline", self.trainer)  # a Hybrid has one
         super().__init__(group, case, self.pipeline.model)
+        self.batches, self.replay, self.rule = batches, replay, rule
+        self.trains = bool(batches)
         self.stages = getattr(self.pipeline, "stages", ())
         self.has_all_inputs = isinstance(self.trainer, TensorParallel)
         apart = getattr(self.trainer, "loss_group", None)
@@ -137,15 +151,24 @@ class AtWork(Job):
         return self.trainer.parameters()
 
     def backward(self) -> None:
-        self.losses.append(self.trainer.backward(self.batch))
+        for batch in self.batches or [self.batch]:
+            batch = replace(batch, loss_scale=self.optimizer.loss_scale)
+            self.losses.append(self.trainer.backward(batch))
+            if self.trains:
+                self.trainer.step(self.optimizer)
 
     def step(self) -> None:
         if not self.trains:
             self.trainer.step(self.optimizer)
 
     def result(self) -> Arrays:
+        if self.trains:
+            return self.trainer.state()
         moved = self.trainer.whole(moved_by_forward(self.model))
         return self.trainer.gradients() | moved | self.input_gradient()
+
+    def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
+        return self.replay() if self.trains and self.replay and self.group.rank == 0 else None, None
 
     def kept(self) -> dict:
         named, own = self.trainer.named_parameters().values(), self.parameters()
@@ -155,43 +178,6 @@ class AtWork(Job):
         if buffers:  # ZeRO's, whole or cut
             kept |= {"gradients": buffers[:1], "parameters": buffers[1:]}
         return kept
-
-
-class Steps(AtWork):
-    """Steps of a Trainer, whose result are the weights; they are compared with a replay's.
-
-    batches  of the steps; without any, the result is the gradient of the case's one batch
-    replay   () -> the weights after these steps, as one device computes them
-    rule     the optimizer
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        case: Case,
-        make: Callable[..., Trainer],
-        batches: list[Batch],
-        replay: Callable[[], Arrays],
-        rule: Rule = momentum,
-        **options,
-    ):
-        own = replace(case, model=copy.deepcopy(case.model))  # the replay begins with the case's
-        super().__init__(group, own, make, **options)
-        self.batches, self.replay, self.rule = batches, replay, rule
-        self.trains = bool(batches)
-
-    def backward(self) -> None:
-        for batch in self.batches or [self.batch]:
-            batch = replace(batch, loss_scale=self.optimizer.loss_scale)
-            self.losses.append(self.trainer.backward(batch))
-            if self.trains:
-                self.trainer.step(self.optimizer)
-
-    def result(self) -> Arrays:
-        return self.trainer.state() if self.trains else super().result()
-
-    def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
-        return self.replay() if self.trains and self.group.rank == 0 else None, None
 
 
 def by_name(flat: FlatParameters, vector: Array) -> Arrays:

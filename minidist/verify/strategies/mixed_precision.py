@@ -1,6 +1,7 @@
 """Mixed precision: some steps in float16 on ranks, and the same steps replayed on one device."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflo
 from minidist.parallel.trainer import loss_of
 from minidist.rng import draws_for
 from minidist.verify.strategies.cases import INPUT, Case, collect
-from minidist.verify.strategies.job import Arrays, Rule, Steps
+from minidist.verify.strategies.job import Arrays, AtWork, Rule
 from minidist.verify.strategies.record import record
 
 rule = partial(optim.AdamW, lr=0.05)
@@ -34,7 +35,7 @@ def half(case: Case, dtype: str | None, grad_dtype: str | None) -> Case:
     return replace(case, model=model, inputs=inputs, targets=targets)
 
 
-class HalfPrecision(Steps):
+class HalfPrecision(AtWork):
     """Some steps in float16, which are replayed; without steps, one gradient, unscaled.
 
     dtype  of the weights; None: the model's own, whose gradient is one device's
@@ -44,6 +45,8 @@ class HalfPrecision(Steps):
     stochastic
            no float32 copies and no scale: weights and moments are rounded at random
     """
+
+    replay: Callable[[], Arrays]
 
     def __init__(
         self,
@@ -78,7 +81,6 @@ class HalfPrecision(Steps):
             self.optimizer = MixedPrecision(self.optimizer, self.group, scale)
 
     def backward(self) -> None:
-        self.scale = self.optimizer.loss_scale
         with overflow_allowed():
             super().backward()
 
@@ -89,7 +91,8 @@ class HalfPrecision(Steps):
     def result(self) -> Arrays:
         if self.trains:
             return super().result() | {UPDATES: np.array([self.optimizer.steps])}
-        gradients = {name: widen(g) / self.scale for name, g in super().result().items()}
+        scale = self.optimizer.loss_scale
+        gradients = {name: widen(g) / scale for name, g in super().result().items()}
         return gradients if self.exact else {n: g for n, g in gradients.items() if n != INPUT}
 
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
