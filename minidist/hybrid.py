@@ -127,7 +127,7 @@ class Hybrid(Trainer):
         runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
         for p in self.parameters():
-            p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
+            p.placement.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
     def split(
         self, model: nn.Transformer | nn.Seq2Seq, attention: str, dispatch: str

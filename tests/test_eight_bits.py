@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from minidist import Mesh, Tensor, nn
 from minidist.autograd import functions
 from minidist.autograd.eight_bits import EightBits
+from minidist.autograd.number_format import NumberFormat
 from minidist.context_parallel import columns, context_parallel, zigzag
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
@@ -50,7 +51,7 @@ MESHES = [
 def products(x, w, dy):
     """Return Y, dX and dW of a product with a weight, in strips and blocks of 4."""
     x, w = (Tensor(array, requires_grad=True) for array in (x, w))
-    w.product = EightBits(4)
+    w.format = NumberFormat(product=EightBits(4))
     y = functions.linear(x, w)
     y.backward(dy)
     return y.data, x.grad, w.grad
@@ -70,11 +71,11 @@ def test_a_cut_of_the_batch_adds_up_because_no_strip_crosses_an_example(seed, pa
 def test_the_linear_layers_of_the_blocks_multiply_in_eight_bits_and_nothing_else():
     model = nn.Transformer(11, 8, 2, 1, 8, experts=2)
     multiply_in_eight_bits(model)
-    chosen = [name for name, p in model.named_parameters().items() if p.product]
+    chosen = [name for name, p in model.named_parameters().items() if p.format.product]
     assert chosen == [f"blocks.0.attention.{name}.weight" for name in ("qkv", "output")]
     dense = nn.Transformer(11, 8, 2, 1, 8)
     multiply_in_eight_bits(dense, EightBits(4))
-    chosen = {name: p.product for name, p in dense.named_parameters().items() if p.product}
+    chosen = {n: p.format.product for n, p in dense.named_parameters().items() if p.format.product}
     names = "attention.qkv", "attention.output", "expand", "contract"
     assert chosen == {f"blocks.0.{name}.weight": EightBits(4) for name in names}
 
@@ -83,7 +84,7 @@ def test_cuts_through_a_block_are_refused(cluster):
     def worker(group):
         refused = []
         layer = nn.Linear(8, 12, name="a")
-        layer.weight.product = EightBits(4)
+        layer.weight.format = NumberFormat(product=EightBits(4))
         for cut in ColumnParallelLinear, RowParallelLinear:
             try:
                 cut(layer, group)

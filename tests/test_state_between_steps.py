@@ -24,6 +24,7 @@ from minidist import nn, optim
 from minidist.autograd import Function, Tensor
 from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.losses import scaled
+from minidist.autograd.number_format import NumberFormat
 from minidist.comm import Mesh
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
@@ -36,7 +37,7 @@ from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
-from minidist.nn.parameter import OF_THIS_RUN, Parameter
+from minidist.nn.parameter import COPIED, Parameter, Placement
 from minidist.nn.shard import Shard
 from minidist.parallel.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
 from minidist.pipeline_parallel import PipeDream, Pipeline
@@ -551,18 +552,17 @@ def test_what_is_copied_together_goes_on_as_the_originals(cluster):
 def test_copies_pickles_and_parts_keep_what_a_parameter_keeps():
     kept = {
         "requires_grad": False,
-        "keeps_dtype": True,
-        "grad_dtype": np.dtype("float64"),
-        "product": EightBits(2),
+        "format": NumberFormat(EightBits(2), np.dtype("float64"), keeps_dtype=True),
         "name": "another",
     }
-    place = {"spread": "two ranks", "elsewhere": "there", "shard": "a part", "cuts": ()}
+    place = Placement("a part", (), "two ranks", "there")
     p = nn.Linear(4, 3, name="in").weight
-    named = {*Parameter.__annotations__, *Tensor.__annotations__, *vars(p), "loaded", "updated"}
-    assert {*kept, *place, *OF_THIS_RUN} == named - {"data", "ops"}  # of the class
-    vars(p).update(kept | place)
+    vars(p).update(kept, placement=place)
+    of_this_run = {"home", "_data", "_grad", "grad", "grad_buffer", "summed_over", "keeper"}
+    named = {*Parameter.__annotations__, *Tensor.__annotations__, *vars(p)}
+    assert {*COPIED, *of_this_run, "creator", "hooks"} == named - {"data", "ops"}  # of the class
     for copied in copy.deepcopy(p), pickle.loads(pickle.dumps(p)):
-        assert vars(copied).items() >= (kept | place).items()
+        assert vars(copied).items() >= (kept | {"placement": place}).items()
     assert vars(p.part(Shard(0, np.arange(2), 4))).items() >= kept.items()
 
 

@@ -2,8 +2,8 @@
 
 `tensor.py` and `operators.py` are the engine. Then read `functions.py`, `attention.py` with
 `products.py`, `convolution.py`, `batch_norm.py`, `losses.py`, `deferred.py`, `recomputation.py` and
-`gradient_check.py`. At a first reading skip `checks.py` (what is refused), `recording.py` and
-kernels/ (functions for a GPU).
+`gradient_check.py`. At a first reading skip `checks.py` (what is refused), `recording.py`,
+`number_format.py` with `eight_bits.py`, and kernels/ (functions for a GPU).
 """
 
 from minidist.autograd import (

@@ -19,72 +19,15 @@ numbers is what eight-bit hardware multiplies, and a strip's sum is a sum in flo
 model of float64). No memory and no time is saved. A kept X would take 1 + 4/128 bytes an element.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 
 from minidist.autograd.deferred import Gradient
+from minidist.autograd.number_format import EightBits
 from minidist.autograd.tensor import Function
-from minidist.backend import E4M3, E5M2, Array, Format, array_module, rounded, widen
+from minidist.backend import Array, Format, array_module, rounded, widen
 from minidist.errors import WrongInput
-
-
-def own_scale(most: Array) -> Array:
-    return most
-
-
-@dataclass(frozen=True)
-class EightBits:
-    """How the products with a weight are computed: set it as the weight's `product`.
-
-    block     elements of a strip, and the side of a weight's block; None: one scale per array
-    forward   the format of X and W
-    gradient  the format of dY
-    share     given the largest |x| of this rank's array, returns that of the whole one: ranks that
-              hold parts of an array, or other examples, have one scale for it
-    ranks     the ranks that share one scale (replicas.share_scales)
-    """
-
-    block: int | None = 128
-    forward: Format = E4M3
-    gradient: Format = E5M2
-    share: Callable[[Array], Array] = own_scale
-    ranks: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        block = 1 if self.block is None else self.block
-        if not isinstance(block, Integral) or isinstance(block, bool) or block < 1:
-            raise WrongInput(
-                f"the block of EightBits is a whole number from 1, or None, not {block!r}"
-            )
-
-    def __call__(self, transposed: bool) -> "LinearInEightBits":
-        return LinearInEightBits(self, transposed)
-
-    def check_part(self, name: str, indices: np.ndarray, full: int) -> None:
-        """Raise ValueError unless a rank's part of `full` rows, columns or positions has its scale.
-
-        name  in words, of what: "positions"
-        """
-        block, held = self.block or full, indices.tolist()
-        if self.block is None and self.share is own_scale and len(held) < full:
-            raise WrongInput(
-                f"a rank's {len(held)} of {full} {name} are a part of an array with one scale; "
-                "call replicas.share_scales(parameters, group) before the split, or use "
-                "EightBits(block)"
-            )
-        for first in range(0, len(held), block) if self.block else ():
-            run = held[first : first + block]
-            whole = [*range(run[0], run[0] + block)][: full - run[0]]
-            if run[0] % block or run != whole:
-                raise WrongInput(
-                    f"a rank's {len(held)} of {full} {name} cut a block of {block}, of which each "
-                    "rank would choose a scale of its own; use fewer ranks, or a multiple of the "
-                    "block in each piece"
-                )
 
 
 class Factor(NamedTuple):

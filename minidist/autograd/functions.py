@@ -11,6 +11,7 @@ from functools import partial
 from minidist.autograd import kernels
 from minidist.autograd.checks import check_axes, check_indices, check_rate
 from minidist.autograd.deferred import Gradient, Product
+from minidist.autograd.eight_bits import LinearInEightBits
 from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
@@ -229,7 +230,8 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> Tensor:
-    multiply = (weight.product or Linear)(transposed)
+    how = weight.format.product
+    multiply = Linear(transposed) if how is None else LinearInEightBits(how, transposed)
     return multiply(x, weight) if bias is None else multiply(x, weight, bias)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from minidist.autograd import checks
 from minidist.autograd.deferred import Deferred, Gradient, deliver
+from minidist.autograd.number_format import NumberFormat
 from minidist.autograd.recording import switch, tick
 from minidist.backend import Array, array_module, as_array, sum_over
 from minidist.errors import WrongInput
@@ -32,7 +33,7 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
-    product        what makes the function of products with this weight (eight_bits.py), or None
+    format         in which numbers products with it are computed
     ops            operators.py, set by the package because that module imports this one
     """
 
@@ -42,7 +43,7 @@ class Tensor:
     requires_grad = False
     creator: "Function | None" = None
     hooks: tuple[Callable, ...] = ()
-    product: "Callable[[bool], Function] | None" = None
+    format = NumberFormat()
     name: str | None = None
     ops: ModuleType
     __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module, on_device_of, to_host, widen
 from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
@@ -77,7 +78,8 @@ def parts_of(model: Holder, optimizer: AnyOptimizer) -> list[Part]:
             parts.append(Part(cut, widen(values[at])))
             parts += [Part(of_state(cut, i), widen(array[at])) for i, array in enumerate(state)]
     for p in model.named_parameters().values():
-        if not p.requires_grad and not p.elsewhere:  # frozen, such as a batch norm's running mean
+        # Frozen, such as a batch norm's running mean:
+        if not p.requires_grad and not p.placement.elsewhere:
             parts.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
     return parts
 
@@ -119,11 +121,11 @@ def restore(saved: Source, model: Holder, optimizer: AnyOptimizer) -> None:
             f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "
             f"{of['kind']}, or use another folder"
         )
-    here = [p for p in model.named_parameters().values() if not p.elsewhere]
+    here = [p for p in model.named_parameters().values() if not p.placement.elsewhere]
     for p in dict.fromkeys([*here, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]
         fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
-        p.note_load()
+        p.note_replaced(tick())
     for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
         fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
     if optimizer.scale and of.get("loss_scale"):

@@ -69,7 +69,7 @@ def context_parallel(
         over = partial(usp, axes=axes, attention=over)
     share_scales(model.parameters(), group)
     check_statistics(model, group.size, loads=True)
-    products = {p.product for p in model.parameters() if p.product is not None}
+    products = {how for p in model.parameters() if (how := p.format.product)}
     attend = partial(attend_over, group=group, attention=over, cut=cut, products=products)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise WrongInput(

@@ -133,4 +133,4 @@ class Bucketed:
         for s in flat_slices(self.buckets[bucket]):
             self.group.all_reduce(s.gradient, out=s.gradient, label=f"bucket {bucket}")
         for p, over in zip(self.buckets[bucket], ranks, strict=True):
-            p.note_sum(over)
+            p.summed_over = over

@@ -107,8 +107,7 @@ class ErrorFeedback:
             v = grad.astype("float64") + scale * errors.get(p.name, 0.0)
             sent = self.compress(v, p, self.group, self.steps)
             errors[p.name] = (sent.v - sent.own) / scale
-            p.grad = sent.total
-            p.note_sum(ranks)
+            p.grad, p.summed_over = sent.total, ranks
         self.memory.end(p.grad for p in trained)
 
 
@@ -163,7 +162,7 @@ class Memory:
             self.before = None
 
     def last_loaded(self) -> int:
-        return max((p.loaded for p in self.parameters), default=0)
+        return max((p.replaced for p in self.parameters), default=0)
 
     def settle(self) -> None:
         """Take the last step back if it was skipped."""

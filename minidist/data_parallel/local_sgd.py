@@ -115,7 +115,7 @@ class LocalSGD:
         for p in self.outside.parameters:
             ranks = summed_ranks(p, self.group)
             p.grad = p.grad_buffer
-            p.note_sum(ranks)
+            p.summed_over = ranks
         self.outside.step()
 
     def zero_grad(self) -> None:

@@ -142,7 +142,7 @@ class Member:
         self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])
         self.flat.changed()
         for p in self.flat.parameters:
-            p.elsewhere = None
+            p.placement.elsewhere = None
 
 
 @dataclass(frozen=True)
@@ -173,16 +173,17 @@ class Server(Member):
         super().__init__(group, model, plan)
         mine = self.slices[self.group.rank]
         self.slice = nn.Parameter(self.flat.vector[mine], f"slice {self.group.rank}")
-        self.slice.cuts = FlatSlice(self.flat, mine.start, mine.stop).slices  # for checkpoints
+        cuts = FlatSlice(self.flat, mine.start, mine.stop).slices
+        self.slice.placement.cuts = cuts  # for checkpoints
         self.version = 0
         if plan.servers > 1:
-            self.slice.spread = (
+            self.slice.placement.spread = (
                 f"{plan.servers} servers, none of which has the whole gradient: "
                 "use ServerPlan(servers=1)"
             )
         FlatParameters([self.slice])  # copies
         for p in self.flat.parameters:
-            p.elsewhere = SERVED
+            p.placement.elsewhere = SERVED
         self.optimizer: Optimizer = optimizer([self.slice])
         self.workers = list(range(plan.servers, self.group.size))
         self.quorum = len(self.workers) if plan.staleness == 0 else plan.quorum

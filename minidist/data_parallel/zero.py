@@ -82,8 +82,7 @@ class Copies(AllHeld):
             ranks = {p: summed_ranks(p, group) for p in run.parts}
             group.all_reduce(run.gradient, out=run.gradient, label="copies")
             for p, over in ranks.items():
-                p.grad = p.grad_buffer
-                p.note_sum(over)
+                p.grad, p.summed_over = p.grad_buffer, over
 
     def counted_here(self, parameters: list[nn.Parameter]) -> list[Array]:
         """Return the parts of these gradients that this rank counts, so that each counts once."""
@@ -269,7 +268,7 @@ class ShardedLayers(ShardedCopies):
         for k, flat in enumerate(flats):
             flat.bind(as_vector(self.buffers[1 + k % 2], flat.vector))
             for p in flat.parameters:
-                p.elsewhere = (
+                p.placement.elsewhere = (
                     "each rank keeps its shard of it; use zero.state() and zero.load_state(state), "
                     "or hybrid.state() and hybrid.load_state(state)"
                 )
@@ -384,7 +383,8 @@ class Zero(Trainer):
         same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
         super().__init__(model, group, check_group=same, micro_batches=micro_batches)
         self.stage = stage
-        self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
+        # By another strategy, too:
+        self.split = [p.name for p in model.parameters() if p.placement.spread]
         self.peak = 0
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
         k = group.size if shards is None else shards

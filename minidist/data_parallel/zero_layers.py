@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
-from minidist.autograd.recording import Since
+from minidist.autograd.number_format import NumberFormat
+from minidist.autograd.recording import Since, tick
 from minidist.backend import Array, address
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
+from minidist.nn.parameter import Placement
 from minidist.parallel.trainer import AnyOptimizer
 from minidist.pieces import split_ends
 from minidist.rng import Randomness
@@ -22,6 +24,7 @@ ONLY_STEP = (
     "these are shards: call zero.step(optimizer), or hybrid.step(optimizer), "
     "which gives all ranks the new weights"
 )
+SPREAD = "ZeRO's shards: pass sum_squares=zero.sum_squares"
 
 
 class LayerShard:
@@ -39,14 +42,13 @@ class LayerShard:
         ends = split_ends(run.stop - run.start, group.size)
         self.own = slice(ends[group.rank], ends[group.rank + 1])
         self.parameter = nn.Parameter(run.data[self.own], name)
-        self.parameter.grad_dtype = run.gradient.dtype
-        self.parameter.cuts = run.within(self.own).slices
-        self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
+        self.parameter.format = NumberFormat(grad_dtype=run.gradient.dtype)
+        self.parameter.placement = Placement(cuts=run.within(self.own).slices, spread=SPREAD)
         self.part = FlatParameters([self.parameter])  # copies
         self.part.locked = self.whole.locked = ONLY_STEP
         self.part.part_of = self.whole
         for p in run.parts:
-            p.keeper, p.spread = self.parameter, self.parameter.spread
+            p.keeper, p.placement.spread = self.parameter, SPREAD
 
     def __reduce__(self):
         raise WrongInput(
@@ -67,7 +69,7 @@ def load_shards(
     for s in shards:
         for p, part in s.run.parts.items():
             s.run.data[part] = left.pop(p.name).reshape(-1)
-            p.note_load()
+            p.note_replaced(tick())
         s.parameter.data[...] = s.run.data[s.own]
     for name, array in left.items():
         named[name].load(array)

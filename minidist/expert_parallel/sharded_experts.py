@@ -61,7 +61,7 @@ def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> 
         trained = any(p.requires_grad for expert in mixture.experts for p in expert.parameters())
         for expert in mixture.experts:
             for p in expert.parameters():
-                p.elsewhere = None if expert in own else ELSEWHERE
+                p.placement.elsewhere = None if expert in own else ELSEWHERE
         mixture.experts = own
         if dispatch == "rows":
             mixture.run_experts = Dispatch(group, ends, trained)
@@ -101,7 +101,7 @@ class ExpertParallel(Trainer):
         own.loss = model.loss
         super().__init__(own, group, shapes, same, micro_batches)
         for p in self.parameters():
-            p.spread = SPREAD
+            p.placement.spread = SPREAD
 
     def sum_gradients(self) -> None:
         """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
@@ -110,7 +110,7 @@ class ExpertParallel(Trainer):
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
         sum_loads(self.model, self.group)
         for p in experts:
-            p.note_sum(frozenset(self.group.members))
+            p.summed_over = frozenset(self.group.members)
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.

@@ -42,7 +42,6 @@ class FlatParameters:
     allocator: Callable[..., Array] | None
     locked: str | None = None
     scale: Scale | None = None
-    touched = 0  # when `changed` was last called
     part_of: "FlatParameters | None" = None
 
     def __init__(
@@ -64,7 +63,7 @@ class FlatParameters:
             self.offsets.append(self.size)
             self.size += p.size
         dtype = parameters[0].dtype if parameters else np.dtype("float32")
-        self.grad_dtype = (parameters[0].grad_dtype if parameters else None) or dtype
+        self.grad_dtype = (parameters[0].format.grad_dtype if parameters else None) or dtype
         self.vector: Array = before.vector if before else np.empty(0)
         self.vector, self.gradient = (
             self.empty((self.size,), kind) for kind in (dtype, self.grad_dtype)
@@ -106,9 +105,9 @@ class FlatParameters:
 
         at  when, on the clock of `tick`; by default now
         """
-        self.touched = tick() if at is None else max(self.touched, at)
+        at = tick() if at is None else at
         for p in self.parameters:
-            p.updated = max(p.updated, self.touched)
+            p.note_replaced(at)
 
     def last_changed(self) -> int:
         """Return when an element was last changed in place, on the clock of `tick`.
@@ -116,7 +115,7 @@ class FlatParameters:
         `updated` alone does not say it: PipeDream sets it to 0 (weight_stashing.py).
         """
         whole = 0 if self.part_of is None else self.part_of.last_changed()
-        return max([whole, self.touched, *(max(p.updated, p.loaded) for p in self.parameters)])
+        return max([whole, *(max(p.updated, p.replaced) for p in self.parameters)])
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
@@ -136,7 +135,7 @@ class FlatParameters:
 
     def __getstate__(self):
         # A copy has an optimizer of its own, or none, and may be in a process with another clock.
-        left = "gradient", "allocator", "scale", "touched"
+        left = "gradient", "allocator", "scale"
         kept = {k: v for k, v in vars(self).items() if k not in left}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 

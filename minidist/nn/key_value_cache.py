@@ -184,8 +184,8 @@ class CachedTranslator:
 
 def reads_in_pieces(model: Sequential) -> bool:
     """Return whether what a position gives depends on earlier positions alone."""
-    products = [p.product for p in model.parameters() if p.product is not None]
-    return not any(mixtures(model)) and all(how.block is not None for how in products)
+    products = [p.format.product for p in model.parameters()]
+    return not any(mixtures(model)) and all(how is None or how.block for how in products)
 
 
 def copy_of(model: Model) -> Model:
@@ -203,7 +203,7 @@ def copy_of(model: Model) -> Model:
 
 
 def last_changed(model: Sequential) -> int:
-    return max(max(p.updated, p.loaded) for p in model.parameters())
+    return max(max(p.updated, p.replaced) for p in model.parameters())
 
 
 def check_weights(weights: Since, remedy: str) -> None:

@@ -6,6 +6,7 @@ name in one model are an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -164,8 +165,8 @@ class Module:
         """Return all parameters by name; ValueError if a value is elsewhere."""
         parameters = self.named_parameters()
         for name, p in parameters.items():
-            if p.elsewhere:
-                raise WrongInput(f"this model no longer has the value of {name}: {p.elsewhere}")
+            if where := p.placement.elsewhere:
+                raise WrongInput(f"this model no longer has the value of {name}: {where}")
         return parameters
 
     def to(self, device: str) -> "Module":
@@ -185,11 +186,12 @@ class Module:
         """
         dtype = float_dtype(dtype)
         for p in self.parameters():
-            if p.keeps_dtype:
+            if p.format.keeps_dtype:
                 continue
             p.place(p.data.astype(dtype))
             p.grad, p.grad_buffer = None, None
-            p.grad_dtype = None if grad_dtype is None else float_dtype(grad_dtype)
+            wide = None if grad_dtype is None else float_dtype(grad_dtype)
+            p.format = replace(p.format, grad_dtype=wide)
         return self.flatten()
 
 

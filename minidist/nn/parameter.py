@@ -1,22 +1,19 @@
 """A parameter: a leaf with a global name, whose gradient is a view of its layer's flat vector."""
 
-import weakref
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.autograd.deferred import Gradient
-from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
 from minidist.backend import Array, array_module, as_array, is_float, on_device_of
 from minidist.errors import WrongInput
 from minidist.nn.shard import Shard, Slice
 
-# Of this run and its graph: a copy, a pickle and a part leave these out.
-OF_THIS_RUN = {"_data", "home", "grad", "grad_buffer", "creator", "hooks", "summed"}
-OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # of its clock, and its shard
+COPIED = "name", "requires_grad", "placement", "format"  # by a copy and a pickle, besides the data
 IN_A_VECTOR = (
     "it is a view of a flat vector, which optimizers and strategies update; use p.load(array), "
     "which writes into it"
@@ -32,59 +29,69 @@ class Scale(Protocol):
 
 
 class Home(Protocol):
-    """What is used of a FlatParameters by the parameters that it holds.
-
-    scale  None, or what multiplies the gradients (mixed_precision.py)
-    """
+    """What is read of the FlatParameters that holds a parameter."""
 
     scale: Scale | None
 
     def changed(self) -> None: ...
 
 
+@dataclass
+class Placement:
+    """Which elements of the model a parameter has on this rank, and who has the others.
+
+    shard      which part of the global array it is, or None for all of it
+    cuts       what it holds, if it is a vector of elements of other parameters; None: itself
+    spread     None, or in words what the model's parameters are spread over, and which
+               sum_squares= gives their global norm; set on one rank too, so that a program runs
+               on any number
+    elsewhere  None, or in words which rank has the current value; `Module.state` and `load_state`
+               then raise
+    """
+
+    shard: Shard | None = None
+    cuts: tuple[Slice, ...] | None = None
+    spread: str | None = None
+    elsewhere: str | None = None
+
+
 class Parameter(Tensor):
     """A leaf with a global name, which knows whether this rank has the whole array.
 
+    name, requires_grad
+    placement    a Placement
+    format       a NumberFormat
+
+    Copies, pickles and parts keep these. The rest is of this run:
+
     data         its array; in a home a view of the home's vector, which `load` fills
+    home         the FlatParameters that holds it, or None
     grad         a view of `grad_buffer` after backward, which the next gradient overwrites: copy to
                  keep it
     grad_buffer  its part of the home's gradient vector, or None
-    grad_dtype   None, or the buffer's dtype where gradients are added up in a wider one
-    summed       None, or (weak reference to an array, ranks): see `summed_over`
-    home         the FlatParameters that holds it, or None
-    shard        which part of the global array it is, or None for all of it
-    spread       None, or in words what the model's parameters are spread over, and which
-                 sum_squares= gives their global norm; set on one rank too, so that a program runs
-                 on any number
-    elsewhere    None, or in words which rank has the current value; `Module.state` and `load_state`
-                 then raise
-    cuts         what it holds, if it is a vector of elements of other parameters; None: itself
-    keeps_dtype  whether `astype` leaves it as it is
-    loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
-    drops        how often the gradient was set to None
+    summed_over  the ranks whose sum `grad` is: set it after the array, for a new array is no sum.
+                 What is added to it later does not change it
     keeper       the shard that gets its summed gradient, with ZeRO; or None
+    drops        how often the gradient was set to None
+    replaced     when the data was last replaced, on the clock of `tick`; an optimizer's steps do
+                 not count
     """
 
     name: str
     _data: Array
+    _grad: Array | None = None
     grad_buffer: Array = None
-    grad_dtype: np.dtype | None = None
-    summed: tuple[weakref.ref, frozenset[int]] | None = None
+    summed_over: frozenset[int] = frozenset()
     home: Home | None = None
-    shard: Shard | None = None
-    spread: str | None = None
-    elsewhere: str | None = None
-    cuts: tuple[Slice, ...] | None = None
-    keeps_dtype: bool = False
-    product: EightBits | None = None
-    loaded = 0
-    drops: int = 0
     keeper: "Parameter | None" = None
+    drops = 0
+    replaced = 0
 
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
-        if shard is not None:
-            self.shard, self.spread = shard, PARTS
+        self.placement = Placement(shard, spread=None if shard is None else PARTS)
+
+    shard = property(lambda self: self.placement.shard)
 
     def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
         """Return a new parameter of the same name, a copy of this part of the data.
@@ -92,11 +99,12 @@ class Parameter(Tensor):
         The old parameter is marked as `elsewhere`: from now on its value is in the parts.
         """
         part = Parameter(shard.of(self.data), self.name)
-        vars(part).update(self.traits(), shard=shard, spread=spread, elsewhere=None)
-        if self.product is not None:
+        part.requires_grad, part.format = self.requires_grad, self.format
+        part.placement = replace(self.placement, shard=shard, spread=spread, elsewhere=None)
+        if self.format.product is not None:
             name = f"rows or columns of {self.name}"
-            self.product.check_part(name, shard.indices, shard.full)
-        self.elsewhere = (
+            self.format.product.check_part(name, shard.indices, shard.full)
+        self.placement.elsewhere = (
             "it was cut into parts; use state() and load_state() of what split the model (a split "
             "model shows this rank's parts, Hybrid the whole)"
         )
@@ -108,7 +116,8 @@ class Parameter(Tensor):
         Optimizers and strategies would go on with what is in the vector.
         """
         if self.home is not None and array is not self._data:  # which it is after `p.data -= ...`
-            raise WrongInput(f"{self.name} cannot be assigned: {self.elsewhere or IN_A_VECTOR}")
+            reason = self.placement.elsewhere or IN_A_VECTOR
+            raise WrongInput(f"{self.name} cannot be assigned: {reason}")
         self._data = array
 
     data = property(lambda self: self._data, assign)
@@ -138,58 +147,47 @@ class Parameter(Tensor):
 
     def accumulate(self, contribution: Gradient) -> None:
         """Add to `.grad`; write the first contribution into the buffer, if there is one."""
-        buffer, over = self.grad_buffer, self.summed_over
-        if buffer is None or (self.grad is not None and self.grad is not buffer):
+        buffer, grad = self.grad_buffer, self._grad
+        if buffer is None or (grad is not None and grad is not buffer):
+            over = frozenset() if grad is None else self.summed_over
             super().accumulate(contribution)
-        else:
-            if callable(contribution):
-                in_place = self.grad is None and self.grad_dtype is None
-                contribution = contribution(out=buffer) if in_place else contribution()
-            dx = unbroadcast(contribution, self.shape)
-            if self.grad is not None:
-                buffer += dx
-            elif dx is not buffer:
-                buffer[...] = dx
-            self.grad = buffer
-        if self.summed is not None:
-            self.note_sum(over)  # also none: the buffer may hold an older sum
-
-    @property
-    def summed_over(self) -> frozenset[int]:
-        """The ranks that `note_sum` recorded for `.grad`; later additions do not erase them."""
-        if self.summed is None or self.grad is None or self.summed[0]() is not self.grad:
-            return frozenset()
-        return self.summed[1]
-
-    def note_sum(self, over: frozenset[int]) -> None:
-        """Record that the array in `.grad` now is a sum over these ranks."""
-        self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
+            self.summed_over = over
+            return
+        if callable(contribution):
+            in_place = grad is None and self.format.grad_dtype is None
+            contribution = contribution(out=buffer) if in_place else contribution()
+        dx = unbroadcast(contribution, self.shape)
+        if grad is not None:
+            buffer += dx
+        elif dx is not buffer:
+            buffer[...] = dx
+        self.grad = buffer
 
     def use_buffer(self) -> None:
-        """Let `.grad` be the buffer, which has its values; a part of a sum is still one."""
-        over, self.grad = self.summed_over, self.grad_buffer
-        if over:
-            self.note_sum(over)
+        """Let `.grad` be the buffer, which has its values."""
+        self.grad, self.summed_over = self.grad_buffer, self.summed_over
 
     def load(self, values: Array) -> None:
         """Replace the data, in place. ValueError: they do not fit, or this rank has no data."""
-        if self.elsewhere:
-            raise WrongInput(f"{self.name} cannot be loaded here: {self.elsewhere}")
+        if self.placement.elsewhere:
+            raise WrongInput(f"{self.name} cannot be loaded here: {self.placement.elsewhere}")
         self.data[...] = self.cast(values)
-        self.note_load()
+        self.note_replaced(tick())
 
-    def note_load(self) -> None:
-        """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
-        self.updated = self.loaded = tick()
+    def note_replaced(self, at: int) -> None:
+        """Record when the data was replaced: whoever keeps a copy, or owes it a part, follows."""
+        self.updated, self.replaced = max(self.updated, at), max(self.replaced, at)
 
     @property
     def grad(self) -> Array | None:
-        return vars(self).get("grad")
+        return self._grad
 
     @grad.setter
     def grad(self, value: Array | None) -> None:
         self.drops += value is None
-        vars(self)["grad"] = value
+        if value is None or value is not self._grad:
+            self.summed_over = frozenset()
+        self._grad = value
 
     @property
     def summed_in(self) -> "Parameter":
@@ -205,13 +203,9 @@ class Parameter(Tensor):
     def slices(self) -> tuple[Slice, ...]:
         """Which elements of which global arrays this parameter holds, in its own order."""
         whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
-        return (whole,) if self.cuts is None else self.cuts
-
-    def traits(self) -> dict:
-        """Return what this parameter keeps, whatever its array is."""
-        return {key: value for key, value in vars(self).items() if key not in OF_THIS_RUN}
+        return (whole,) if self.placement.cuts is None else self.placement.cuts
 
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
         where = "_data" if self.home is None else "home"
-        return self.traits() | {where: getattr(self, where)}
+        return {key: getattr(self, key) for key in (*COPIED, where)}

@@ -39,6 +39,7 @@ from numbers import Integral
 import numpy as np
 
 from minidist.autograd import Function, Tensor
+from minidist.autograd.number_format import NumberFormat
 from minidist.backend import Array, on_device_of, to_host
 from minidist.errors import WrongInput, check_number, check_sizes
 from minidist.nn.module import Module, Parameter, constant
@@ -182,7 +183,7 @@ class BiasBalance(Module):
         check_number("bias_rate is a number from 0", rate, lambda x: 0 <= x < math.inf)
         self.rate, self.name = rate, f"{name}.choice_bias"
         self.bias = constant(self.name, (experts,), 0, "float64")
-        self.bias.requires_grad, self.bias.keeps_dtype = False, True
+        self.bias.requires_grad, self.bias.format = False, NumberFormat(keeps_dtype=True)
         self.gate = self.bias if gate is None else gate
         self.forget()
 

@@ -20,7 +20,7 @@ def sum_gradients(parameters: Iterable[Parameter], group: Group) -> None:
 
 def gradient(p: Parameter) -> Array:
     """Return p's gradient; zeros if it has none."""
-    return p.xp.zeros_like(p.data, p.grad_dtype) if p.grad is None else p.grad
+    return p.xp.zeros_like(p.data, p.format.grad_dtype) if p.grad is None else p.grad
 
 
 def summed_once(parameters: Iterable[Parameter], group: Group) -> Iterator[Parameter]:
@@ -32,7 +32,7 @@ def summed_once(parameters: Iterable[Parameter], group: Group) -> Iterator[Param
         if p.requires_grad:
             ranks = summed_ranks(p, group)
             yield p
-            p.note_sum(ranks)
+            p.summed_over = ranks
 
 
 def summed_ranks(p: Parameter | BiasBalance, group: Group) -> frozenset[int]:

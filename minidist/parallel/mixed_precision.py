@@ -28,6 +28,7 @@ Without copies: nn/optim/stochastic_rounding.py. Products of 8 bits: `multiply_i
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from numbers import Integral
 from typing import Generic, TypeVar
 
@@ -223,7 +224,7 @@ def multiply_in_eight_bits(model: Module, how: EightBits | None = None) -> None:
 
     how  by default EightBits()
     """
-    if split := [p.name for p in model.parameters() if p.spread or p.elsewhere]:
+    if split := [p.name for p in model.parameters() if p.placement.spread or p.placement.elsewhere]:
         raise WrongInput(
             f"{split[0]} belongs to a model that ranks have split: blocks and scales would be of "
             "parts; call multiply_in_eight_bits before a strategy takes the model"
@@ -232,4 +233,4 @@ def multiply_in_eight_bits(model: Module, how: EightBits | None = None) -> None:
     for layer in model.layers[:-1]:
         for linear in layer.modules(Linear):
             if linear not in experts:
-                linear.weight.product = how or EightBits()
+                linear.weight.format = replace(linear.weight.format, product=how or EightBits())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from minidist.autograd.eight_bits import EightBits, own_scale
+from minidist.autograd.number_format import EightBits, own_scale
 from minidist.comm import Group, Mesh
 from minidist.errors import WrongInput
 from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
@@ -44,12 +44,12 @@ def sum_loads(model: Module, group: Group) -> None:
 
 def one_scale_each(parameters: Iterable[Parameter]) -> list[tuple[Parameter, EightBits]]:
     """Return those whose products have one scale for each array, EightBits(block=None), and it."""
-    products = [(p, p.product) for p in parameters if p.product is not None]
-    return [(p, product) for p, product in products if product.block is None]
+    products = [(p, p.format.product) for p in parameters]
+    return [(p, how) for p, how in products if how is not None and how.block is None]
 
 
 def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
-    """Let these ranks have one scale for each array, where `product` is EightBits(block=None).
+    """Let these ranks have one scale for each array, where the product is EightBits(block=None).
 
     group  all ranks that hold parts of the arrays, or other examples: those of one stage. It is
            used by the thread that computes, and by no other one
@@ -58,7 +58,8 @@ def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
     for p, product in one_scale_each(parameters):
         if not set(group.members) <= set(product.ranks):
             check_all_share(f"the scale of {p.name}", product.ranks, group, "share_scales")
-            p.product = replace(product, share=share, ranks=tuple(group.members))
+            product = replace(product, share=share, ranks=tuple(group.members))
+            p.format = replace(p.format, product=product)
 
 
 def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:

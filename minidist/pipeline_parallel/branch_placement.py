@@ -59,7 +59,7 @@ class Siamese(Trainer):
         same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
         super().__init__(model, group, check_group=same, micro_batches=micro_batches)
         for p in model.parameters():
-            p.spread = BRANCHES
+            p.placement.spread = BRANCHES
 
     def parameters(self) -> list[Parameter]:
         return own_parameters(self.model, self.group)
@@ -135,7 +135,7 @@ def forward_backward(
     check_branches(model, group)
     check_pairs(x)
     for p in model.parameters():
-        p.spread = BRANCHES
+        p.placement.spread = BRANCHES
     value, embeddings = None, {}
     for i in own_branches(group):
         with _span(group, f"forward branch {i}"):

@@ -47,9 +47,9 @@ def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.
     mine = own.named_parameters()
     for name, p in model.named_parameters().items():
         if name in mine:
-            p.spread = spread
+            p.placement.spread = spread
         else:
-            p.elsewhere = ELSEWHERE
+            p.placement.elsewhere = ELSEWHERE
     return own
 
 

@@ -60,7 +60,7 @@ class ParallelGroupedQueryAttention(nn.GroupedQueryAttention):
                 f"cannot split {K} heads of keys and values over {N} ranks; use a multiple or a "
                 f"divisor of {K}"
             )
-        if K < N and attention.key_value.weight.product is not None:
+        if K < N and attention.key_value.weight.format.product is not None:
             raise WrongInput(
                 f"{N} ranks would round their parts of the gradient of {K} heads of keys and "
                 f"values to eight bits, not its sum; use a divisor of {K}"

@@ -180,7 +180,7 @@ def sequence_parallel(
             "sequence parallelism would show a mixture of experts a part of each sequence; use "
             "ParallelTransformer, or split_sequence=False"
         )
-    if any(p.product is not None for p in model.parameters()):
+    if any(p.format.product is not None for p in model.parameters()):
         raise WrongInput(
             "the gathered products of a split sequence are of the model's dtype, not of eight "
             "bits; use ParallelTransformer, or split_sequence=False"

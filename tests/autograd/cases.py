@@ -17,6 +17,7 @@ from minidist.autograd import (
     recompute,
 )
 from minidist.autograd.eight_bits import EightBits, LinearInEightBits
+from minidist.autograd.number_format import NumberFormat
 from minidist.autograd.recomputation import Recompute
 from minidist.backend import Format
 from minidist.rng import Randomness
@@ -188,7 +189,7 @@ def _(draw, normal):
     how = EightBits(draw(st.sampled_from([1, 2, None])), exact, exact)
 
     def with_scales(x, w, *b):
-        w.product = how
+        w.format = NumberFormat(product=how)
         return linear(x, w, *b)
 
     return with_scales, inputs

@@ -6,6 +6,7 @@ import pytest
 from minidist import Tensor
 from minidist.autograd import functions
 from minidist.autograd.eight_bits import EightBits, Factor, product, strips_of
+from minidist.autograd.number_format import NumberFormat
 from minidist.backend import E4M3, E5M2, rounded, widen
 from minidist.verify.mistakes.register import find
 from tests.planted import planted
@@ -15,7 +16,7 @@ from tests.strategies import arrays, leaf
 def gradients(x, w, dy, how, transposed=False):
     """Return Y, dX and dW of a product with a weight."""
     x, w = (Tensor(array, requires_grad=True) for array in (x, w))
-    w.product = how
+    w.format = NumberFormat(product=how)
     y = functions.linear(x, w, transposed=transposed)
     y.backward(dy)
     return y.data, x.grad, w.grad
@@ -91,7 +92,7 @@ def test_one_outlier_spoils_its_own_strip_alone():
 def test_shapes_a_bias_a_transposed_weight_and_no_rows(shape):
     x, w, b = leaf(*shape, seed=1), leaf(8, 5, seed=2), leaf(5, seed=3)
     turned = Tensor(w.data.T.copy(), requires_grad=True)
-    turned.product = w.product = EightBits(4)
+    turned.format = w.format = NumberFormat(product=EightBits(4))
     results = []
     for weight, transposed in (w, False), (turned, True):
         x.grad = b.grad = None

@@ -113,7 +113,8 @@ def loaded(group, state, wrong):
     first = whole.layers[1].mixture.experts[0].expand.weight
     model = ExpertParallel(whole, group)
     model.load_state({"nothing": np.zeros(1)} if wrong else state)
-    return model.state(), {p.name for p in expert_parameters(model.model)}, first.elsewhere
+    own = {p.name for p in expert_parameters(model.model)}
+    return model.state(), own, first.placement.elsewhere
 
 
 @pytest.mark.parametrize("strategy, options", [("expert", {}), ("hybrid", {"dp": 2, "ep": 2})])

@@ -82,8 +82,8 @@ class Optimizer:
         self.trains = {p: p.requires_grad for p in parameters}
         self.parameters = [p for p, trains in self.trains.items() if trains]
         for p in self.parameters:
-            if p.elsewhere:
-                raise WrongInput(f"{p.name} cannot be optimized here: {p.elsewhere}")
+            if where := p.placement.elsewhere:
+                raise WrongInput(f"{p.name} cannot be optimized here: {where}")
         self.slices = flat_slices(self.parameters)
         self.homes = list(dict.fromkeys(s.home for s in self.slices))
         for home in self.homes:
@@ -250,12 +250,12 @@ class Optimizer:
         On a GPU without `sum_squares` the host does not wait: the norm is a 0-d array of the GPU.
 
         max_norm     at least 0; with infinity the norm is only measured
-        sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
+        sum_squares  for parameters spread over ranks (`Placement.spread`): a function that takes
                      this rank's sum of squares and returns the sum over all ranks, each parameter
                      counted once
         """
         check_setting("max_norm", max_norm)
-        spread = [p.spread for p in self.parameters if p.spread]
+        spread = [p.placement.spread for p in self.parameters if p.placement.spread]
         if sum_squares is None and spread:
             raise WrongInput(
                 "this rank's norm alone is not the global one: parameters are spread over "
