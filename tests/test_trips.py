@@ -18,7 +18,7 @@ from tests.test_architecture import ROOT
     [
         ("gradient", 350, 12),
         ("pipeline", 2100, 43),
-        ("train", 5650, 90),
+        ("train", 5550, 88),
         ("certificate", 3600, 50),
     ],
 )

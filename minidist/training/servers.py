@@ -38,7 +38,7 @@ from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
 from minidist.errors import WrongInput
-from minidist.nn.datasets import Batch, Sampler, shard
+from minidist.nn.datasets import Batch, Sampler
 from minidist.parallel.trainer import loss_of
 from minidist.training.kinds import Data, model_of
 from minidist.training.loop import warm_up_and_decay
@@ -169,25 +169,23 @@ class Minibatches:
         """Return the numbers of a worker's minibatches, in order; workers count from 0."""
         return range(worker, self.settings.steps * self.workers, self.workers)
 
-    def examples(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the examples of minibatch n, perhaps none, and those of its whole batch."""
+    def part(self, n: int) -> Batch:
+        """Return minibatch n, perhaps without examples."""
         step, worker = divmod(n, self.workers)
         number, batch = divmod(step, len(self.sampler))
-        whole = self.epoch(number)[batch]
-        return shard(whole, worker, self.workers), whole
+        rows = self.epoch(number)[batch]
+        whole = Batch(self.inputs[rows], self.targets[rows], self.settings.seed, step, rows)
+        return whole.share(worker, self.workers)
 
     def backward(self, model: nn.Module, n: int) -> None:
         """Compute the gradient of minibatch n, in the model; clip it."""
-        step = n // self.workers
-        mine, whole = self.examples(n)
-        own, total = (nn.counted(self.targets[rows]) for rows in (mine, whole))
-        x, y = self.inputs[mine], self.targets[mine]
-        part = Batch(x, y, self.settings.seed, step, mine, total=total, size=len(whole))
+        part = self.part(n)
+        step, share = part.step, nn.counted(part.targets) / part.total
         loss = loss_of(model, part)
         loss.backward()
-        optim.SGD(model.parameters(), lr=0.0).clip_global_norm(own / total)  # it only clips
+        optim.SGD(model.parameters(), lr=0.0).clip_global_norm(share)  # it only clips
         self.losses[step] += float(loss.data)
-        self.own = float(loss.data) * total / own if own else math.nan
+        self.own = float(loss.data) / share if share else math.nan
         if not math.isfinite(self.losses[step]):
             raise WrongInput(f"the loss is {self.losses[step]} at step {step}; use a lower lr")
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -80,9 +80,12 @@ def optimizer_for(trainer: Trainer, group: Group, settings: Settings) -> AnyAdam
 
     Of float16 with a loss scale, too.
     """
-    muon = partial(optim.Muon, whole=WholeMatrices(group))
-    rule = muon if settings.optimizer == "muon" else optim.AdamW
-    adamw = rule(trainer.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    adamw: optim.AdamW
+    how: dict[str, Any] = {"lr": settings.lr, "betas": (0.9, 0.98)}
+    if settings.optimizer == "muon":
+        adamw = optim.Muon(trainer.parameters(), whole=WholeMatrices(group), **how)
+    else:
+        adamw = optim.AdamW(trainer.parameters(), **how)
     if settings.precision == "bfloat16-stochastic":
         if settings.optimizer == "muon":
             raise WrongInput("Muon's momentum is float32; use precision bfloat16, or adamw")

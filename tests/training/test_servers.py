@@ -133,7 +133,7 @@ def test_every_example_of_every_batch_is_in_one_minibatch():
     dealt = sorted(n for w in range(4) for n in minibatches.of(w))
     assert dealt == list(range(36))
     for epoch in range(3):
-        parts = [minibatches.examples(n)[0] for n in range(12 * epoch, 12 * epoch + 12)]
+        parts = [minibatches.part(n).examples for n in range(12 * epoch, 12 * epoch + 12)]
         assert sorted(np.concatenate(parts)) == list(range(13))
         assert len(parts[-1]) == 0
 
@@ -141,7 +141,7 @@ def test_every_example_of_every_batch_is_in_one_minibatch():
 def test_without_shuffling_every_epoch_has_the_order_of_the_data():
     minibatches = Minibatches(*pairs(13), replace(SMALL, steps=9, shuffle=False), 4)
     for epoch in range(2):
-        parts = [minibatches.examples(n)[0] for n in range(12 * epoch, 12 * epoch + 12)]
+        parts = [minibatches.part(n).examples for n in range(12 * epoch, 12 * epoch + 12)]
         assert np.concatenate(parts).tolist() == list(range(13))
 
 
@@ -167,10 +167,10 @@ def test_a_part_is_clipped_to_its_share_of_the_targets():
     for p in model.parameters():
         p.data *= 30
     minibatches = Minibatches(inputs, targets, SMALL, 4)
-    mine, whole = minibatches.examples(1)
+    part = minibatches.part(1)
     minibatches.backward(model, 1)
     norm = sum(float((p.grad**2).sum()) for p in model.parameters()) ** 0.5
-    share = nn.counted(targets[mine]) / nn.counted(targets[whole])
+    share = nn.counted(targets[part.examples]) / part.total
     np.testing.assert_allclose(norm, share, rtol=1e-5)
 
 
@@ -251,7 +251,7 @@ def test_a_sparse_push_has_the_rows_of_the_words_read_and_written_and_no_padding
     found = cluster(4).run(session, replace(SMALL, servers=1, sparse=True), model, examples)
     minibatches = Minibatches(*examples, SMALL, 3)
     pushes = [
-        sparse_push_bytes(model, rows_touched(examples, minibatches.examples(n)[0]))
+        sparse_push_bytes(model, rows_touched(examples, minibatches.part(n).examples))
         for n in range(3 * SMALL.steps)
     ]
     n = sum(p.size for p in model.parameters())
