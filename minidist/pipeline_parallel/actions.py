@@ -14,9 +14,9 @@ backward are zero bubble's (Qi et al. 2024, section 2, whose B is I here).
 
 Letters: p ranks, m micro-batches, v chunks per rank; p v virtual stages, k one of them; F3.1 is F3
 of chunk 1, R.1 its R. A program is a value:
-communication.py adds its transfers, reduction.py its R, executor.py runs it, validation.py checks
-it, planning/simulator.py replays it on virtual clocks, observe/timeline/ draws it. None of these
-files knows a schedule by name.
+communication.py adds its transfers and its R, executor.py runs it, validation.py checks it,
+planning/simulator.py replays it on virtual clocks, observe/timeline/ draws it. None of these files
+knows a schedule by name.
 
 Its placement says which virtual stages each rank holds. Stage k is on rank k mod p, as in
 interleaved 1F1B (Narayanan et al. 2021, section 2.2), or where the schedule says: zb_v lays two
