@@ -18,6 +18,7 @@ pace = 1 + part (factor - 1). To wait first pays where short slow times and long
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import exp, expm1, inf
@@ -72,7 +73,10 @@ class Run:
                 batch takes hosts/n as long. None: all are needed
     slowdowns   each step waits for the slowest host
     evict       seconds that a host may be slow: after the next save a spare takes its place, and
-                it is under repair. inf: nobody is evicted
+                it is under repair; a faster link, too, is taken then. inf: nobody is evicted
+    links       for good, how many times as long each link takes, of hosts and spares; a restart
+                takes the fastest, and each step waits for the slowest of them. (): all are alike
+    linked      the part of a step that links take
     """
 
     hosts: int
@@ -86,15 +90,21 @@ class Run:
     elastic: int | None = None
     slowdowns: tuple[Slowdown, ...] = ()
     evict: float = inf
+    links: tuple[float, ...] = ()
+    linked: float = 0.0
 
     def __post_init__(self):
         least = self.hosts if self.elastic is None else self.elastic
         _check(self, "positive and finite", lambda x: 0 < x < inf, "interval", "failures", "repair")
         _check(self, "finite, from 0", lambda x: 0 <= x < inf, "save", "restart")
         _check(self, "a number from 0", lambda x: x >= 0, "evict")
-        _check(self, "a share from 0 to 1", lambda x: 0 <= x <= 1, "broken")
+        _check(self, "a share from 0 to 1", lambda x: 0 <= x <= 1, "broken", "linked")
         check_number("hosts is a whole number from 1", self.hosts, lambda x: x >= 1, Integral)
         check_number("spares is a whole number from 0", self.spares, lambda x: x >= 0, Integral)
+        for link in self.links:
+            check_number("links are finite, from 1", link, lambda x: 1 <= x < inf)
+        if self.links and len(self.links) != (n := self.hosts + self.spares):
+            raise WrongInput(f"links has {len(self.links)} numbers; give one of each of {n} hosts")
         words = f"elastic is 1 to {self.hosts} hosts"
         check_number(words, least, lambda x: 1 <= x <= self.hosts, Integral)
 
@@ -109,7 +119,7 @@ class Spent:
     lost      training and saving since the last save before a failure
     restarts  between a failure and the next step
     waiting   for a repair, with too few hosts
-    evicted   how many hosts made place for a spare because they were slow
+    evicted   how many hosts made place for a spare because they, or their links, were slow
     """
 
     useful: float = 0.0
@@ -154,15 +164,16 @@ class _Replay:
     """What the run does now, with which hosts, and what it has since its last save.
 
     doing    "train", "save", "restart" or "wait"; `left`: seconds of it, of training at full speed
-    hosts    how many take part; `spares` more could
-    repairs  when each broken host is back: a heap
+    hosts    the links of those that take part, rising; `spares` more could
+    repairs  when each broken host is back, and its link: a heap
     slow     of each slowdown: when it ends on each slow host, and when it began: a heap
     """
 
     def __init__(self, run: Run, random: Random):
         self.run, self.random = run, random
-        self.hosts, self.spares = run.hosts, run.spares
-        self.repairs: list[float] = []
+        links = sorted(run.links) or [1.0] * (run.hosts + run.spares)
+        self.hosts, self.spares = links[: run.hosts], links[run.hosts :]
+        self.repairs: list[tuple[float, float]] = []
         self.slow: list[list[tuple[float, float]]] = [[] for _ in run.slowdowns]
         self.doing, self.left = "train", run.interval
         self.trained = self.saving = 0.0
@@ -182,8 +193,7 @@ class _Replay:
                 case "failure":
                     self.failure(now)
                 case "repaired":
-                    heapq.heappop(self.repairs)
-                    self.spares += 1
+                    insort(self.spares, heapq.heappop(self.repairs)[1])
                     if self.doing == "wait":
                         self.restart()
                 case "slow":
@@ -202,11 +212,11 @@ class _Replay:
         yield end, "end", 0
         yield now + self.left * self.pace, "done", 0
         if self.hosts:
-            yield now + self.random.expovariate(self.hosts / self.run.failures), "failure", 0
+            yield now + self.random.expovariate(len(self.hosts) / self.run.failures), "failure", 0
         if self.repairs:
-            yield self.repairs[0], "repaired", 0
+            yield self.repairs[0][0], "repaired", 0
         for which, (slowdown, ends) in enumerate(zip(self.run.slowdowns, self.slow, strict=True)):
-            if fast := self.hosts - len(ends):
+            if fast := len(self.hosts) - len(ends):
                 yield now + self.random.expovariate(fast / slowdown.every), "slow", which
             if ends:
                 yield ends[0][0], "fast again", which
@@ -218,7 +228,8 @@ class _Replay:
             return 1.0
         found = zip(self.run.slowdowns, self.slow, strict=True)
         more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in found if ends)
-        return self.run.hosts / self.hosts * (1 + more)
+        more += self.run.linked * (self.hosts[-1] - 1)
+        return self.run.hosts / len(self.hosts) * (1 + more)
 
     def pass_time(self, seconds: float) -> None:
         self.left -= seconds / self.pace
@@ -239,15 +250,15 @@ class _Replay:
             self.evict(now)
 
     def evict(self, now: float) -> None:
-        """Let spares take the place of hosts that are slow for too long."""
+        """Let spares take the place of hosts that are slow for too long, or have slower links."""
         before = now - self.run.evict
         late = [(i, host) for i, own in enumerate(self.slow) for host in own if host[1] <= before]
-        for i, host in late[: self.spares]:
+        for i, host in late[: len(self.spares)]:
             if host in self.slow[i]:  # else it was slow for two reasons, and is out
                 self.slow[i].remove(host)
                 self.leave(now, i)
                 self.spent.evicted += 1
-        if self.spares and late:
+        if self.spares and (late or (self.run.evict < inf and self.spares[0] < self.hosts[-1])):
             self.restart()
 
     def failure(self, now: float) -> None:
@@ -262,17 +273,22 @@ class _Replay:
     def leave(self, now: float, known: int | None = None) -> None:
         """Repair a host; it may have been slow, for other reasons than a `known` slowdown."""
         for i, ends in enumerate(self.slow):
-            if i != known and self.random.random() * self.hosts < len(ends):
+            if i != known and self.random.random() * len(self.hosts) < len(ends):
                 ends.remove(self.random.choice(ends))
             heapq.heapify(ends)
-        self.hosts -= 1
-        heapq.heappush(self.repairs, now + self.random.expovariate(1 / self.run.repair))
+        link = self.hosts.pop(self.random.randrange(len(self.hosts)) if self.run.links else -1)
+        back = now + self.random.expovariate(1 / self.run.repair)
+        heapq.heappush(self.repairs, (back, link))
 
     def restart(self) -> None:
-        """Take the spares there are; begin again or, with too few hosts, wait for one."""
-        taken = min(self.spares, self.run.hosts - self.hosts)
-        self.hosts, self.spares = self.hosts + taken, self.spares - taken
-        enough = self.hosts >= (self.run.elastic or self.run.hosts)
+        """Take the fastest links there are; begin again or, with too few hosts, wait for one."""
+        most = self.run.hosts
+        while self.spares and (len(self.hosts) < most or self.spares[0] < self.hosts[-1]):
+            if len(self.hosts) == most:
+                insort(self.spares, self.hosts.pop())
+                self.spent.evicted += 1
+            insort(self.hosts, self.spares.pop(0))
+        enough = len(self.hosts) >= (self.run.elastic or most)
         self.doing, self.left = ("restart", self.run.restart) if enough else ("wait", inf)
 
     def keep(self, progress: float) -> None:

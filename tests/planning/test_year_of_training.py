@@ -145,6 +145,27 @@ def test_patience_pays_where_short_and_long_slow_times_are_mixed():
     assert later > at_once > never, "slow for so long: since it began"
 
 
+def test_the_fastest_links_take_part_and_all_wait_for_the_slowest_of_them():
+    """Of three hosts two take part; a fifth of a step is on links: 1 + (3 - 1) / 5."""
+    run = replace(CALM, hosts=2, spares=1, links=(5, 3, 1), linked=0.2)
+    spent = replay(run, 1e4)
+    taken = (spent.useful + spent.slow) / spent.useful
+    assert taken == pytest.approx(1.4), "all wait for the slowest link that takes part"
+    alike = replay(replace(run, links=(3, 1, 1)), 1e4)
+    assert alike.slow == pytest.approx(0, abs=1e-9)
+
+
+def test_a_slow_spare_makes_all_slow_until_the_fast_host_is_repaired():
+    """M = 5,000 s, repairs of 500 s: its link, 11 times as long, is in use for 1/11 of the time."""
+    run = replace(CALM, hosts=2, interval=20, save=0, restart=0, failures=1e4, repair=500)
+    run = replace(run, spares=1, links=(1, 1, 11), linked=0.1)
+    at_save, at_failure = replay(replace(run, evict=0), 2e6), replay(run, 2e6)
+    assert at_save.slow / 2e6 == pytest.approx(1 / 2 / 11, rel=0.15), "half of that time is lost"
+    assert at_failure.slow > 3 * at_save.slow, "a restart alone takes the fast host back"
+    assert at_save.evicted == pytest.approx(0.9 * at_save.failures, rel=0.1)
+    assert replay(replace(run, links=()), 1e5).slow == pytest.approx(0, abs=1e-3)
+
+
 def test_100_000_ranks_for_a_year():
     """The failures of Llama 3's report per rank, on 100,000: 17,000 in a year."""
     M = 54 * DAY / 419 * 16384 / 100_000
@@ -169,6 +190,9 @@ def test_100_000_ranks_for_a_year():
         {"elastic": 5},
         {"evict": -1},
         {"evict": nan},
+        {"linked": 2},
+        {"links": (1, 1, 1)},
+        {"links": (1, 1, 1, 0.5)},
     ],
 )
 def test_a_run_that_cannot_be_is_refused(wrong):
