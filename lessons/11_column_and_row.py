@@ -22,7 +22,7 @@ from support import begin, exercise, figures
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import functions
-from minidist.autograd.kernels import gelu, gelu_backward
+from minidist.autograd.kernels.layers import gelu, gelu_backward
 from minidist.parallel.collective_functions import reduce_from
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 

@@ -4,7 +4,7 @@ A parameter is drawn from a generator named after it, so every rank draws the sa
 that owns a shard keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name,
 example, element): every rank and every micro-batch that computes an element makes the same choice
 to keep or drop it. All numbers are drawn on the host, except a mask for a GPU: the GPU computes the
-same hash itself (`autograd.kernels.dropout`).
+same hash itself (`autograd.kernels.layers.dropout`).
 """
 
 import hashlib

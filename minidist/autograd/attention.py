@@ -15,7 +15,7 @@ softmax's sum; K heads of keys and values, each read by G of the H query heads.
 import math
 
 from minidist.autograd import functions
-from minidist.autograd.kernels import (
+from minidist.autograd.kernels.softmax import (
     causal_softmax,
     padded_softmax,
     recompute_probabilities,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from minidist.autograd.deferred import Gradient
-from minidist.autograd.kernels import sum_columns, sum_rows
+from minidist.autograd.kernels.softmax import sum_columns, sum_rows
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, on_gpu, widen
 from minidist.errors import WrongInput

@@ -8,11 +8,11 @@ has what runs on a GPU.
 from collections.abc import Sequence
 from functools import partial
 
-from minidist.autograd import kernels
 from minidist.autograd.checks import check_axes, check_indices, check_rate
 from minidist.autograd.deferred import Gradient, Product
 from minidist.autograd.eight_bits import LinearInEightBits
-from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
+from minidist.autograd.kernels import layers
+from minidist.autograd.kernels.softmax import mean_columns, sum_rows, sum_rows_of_product
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, into, matmul, on_gpu, widen
@@ -55,11 +55,11 @@ class Relu(Function):
     """Y = max(X, 0)  =>  dX = dY where Y > 0."""
 
     def forward(self, x: Array) -> Array:
-        self.y = kernels.relu(x)
+        self.y = layers.relu(x)
         return self.y
 
     def backward(self, grad: Array) -> Array:
-        return kernels.relu_backward(grad, self.y)
+        return layers.relu_backward(grad, self.y)
 
 
 class GeluTanh(Function):
@@ -70,11 +70,11 @@ class GeluTanh(Function):
 
     def forward(self, x: Array) -> Array:
         self.x = widen(x)  # in half precision x^3 overflows at 41
-        y, self.s = kernels.gelu(self.x)
+        y, self.s = layers.gelu(self.x)
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        dx = kernels.gelu_backward(widen(grad), self.x, self.s)
+        dx = layers.gelu_backward(widen(grad), self.x, self.s)
         return dx.astype(grad.dtype, copy=False)
 
 
@@ -86,11 +86,11 @@ class GeluErf(Function):
 
     def forward(self, x: Array) -> Array:
         self.x = x
-        y, self.cdf = kernels.gelu_erf(widen(x))
+        y, self.cdf = layers.gelu_erf(widen(x))
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        dx = kernels.gelu_erf_backward(grad, widen(self.x), self.cdf)
+        dx = layers.gelu_erf_backward(grad, widen(self.x), self.cdf)
         return dx.astype(grad.dtype, copy=False)
 
 
@@ -150,7 +150,7 @@ class LayerNorm(Function):
         self.gain = gain
         if on_gpu(x):
             self.gain = widen(gain)
-            y, self.n, self.r = kernels.layer_norm(x, self.gain, bias, self.eps)
+            y, self.n, self.r = layers.layer_norm(x, self.gain, bias, self.eps)
             return y.astype(x.dtype, copy=False)
         wide = widen(x)
         n = wide - mean_columns(wide)
@@ -174,7 +174,7 @@ class LayerNorm(Function):
             return sum_rows(grad.reshape(-1, n.shape[-1]), out=out)
 
         if on_gpu(grad):
-            dx = kernels.layer_norm_backward(wide, gain, n, r)
+            dx = layers.layer_norm_backward(wide, gain, n, r)
             return dx.astype(grad.dtype, copy=False), dgain, dbias
         d = wide * gain
         dx = n * mean_columns(d, n)
@@ -196,14 +196,14 @@ class Embedding(Function):
     def forward(self, w: Array) -> Array:
         self.indices = check_indices(self.indices, "token", len(w), w)
         self.shape = w.shape
-        return kernels.rows_of(w, self.indices)
+        return layers.rows_of(w, self.indices)
 
     def backward(self, grad: Array) -> Gradient:
         shape, indices = self.shape, self.indices.reshape(-1)
 
         def dw(out=None):
             out = array_module(grad).empty(shape, grad.dtype) if out is None else out
-            return kernels.sum_into_rows(grad.reshape(-1, shape[1]), indices, out)
+            return layers.sum_into_rows(grad.reshape(-1, shape[1]), indices, out)
 
         return dw
 
@@ -216,7 +216,7 @@ class Dropout(Function):
         self.mask = rate, name, randomness, *part
 
     def forward(self, x: Array) -> Array:
-        self.drop = kernels.dropout(x, *self.mask)
+        self.drop = layers.dropout(x, *self.mask)
         return self.drop(x)
 
     def backward(self, grad: Array) -> Array:

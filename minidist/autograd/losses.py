@@ -15,9 +15,9 @@ The loss of float16 is float32, and so is the gradient that enters it: a loss sc
 
 import math
 
-from minidist.autograd import kernels
 from minidist.autograd.checks import check_indices
-from minidist.autograd.kernels import sum_columns
+from minidist.autograd.kernels import softmax
+from minidist.autograd.kernels.softmax import sum_columns
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, widen
 from minidist.errors import WrongInput
@@ -53,7 +53,7 @@ class CrossEntropy(Function):
         xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
         targets = on_device_of(self.targets.reshape(-1), logits)
         if on_gpu(logits):
-            loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
+            loss, self.saved = softmax.cross_entropy(rows, targets, self.reduction_size)
             return loss
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
@@ -67,7 +67,7 @@ class CrossEntropy(Function):
 
     def backward(self, grad: Array) -> Array:
         if on_gpu(grad):
-            dx = kernels.cross_entropy_backward(grad, self.saved)
+            dx = softmax.cross_entropy_backward(grad, self.saved)
         else:
             dx = self.probabilities
             dx[self.picked] -= 1
@@ -153,19 +153,14 @@ def reduction_size_or(targets: Array, size: float | None) -> float | Array:
     """Return the reduction size, by default the number of targets that count."""
     if size is None and on_gpu(targets) and targets.dtype.kind == "i":
         return (targets != IGNORED).sum()  # it stays there: to look at it would wait for the GPU
-    n = counted(targets) if size is None else size
-    if not 0 < n < math.inf:
-        raise _no_size(targets, size)
-    return float(n)
-
-
-def _no_size(targets: Array, size: float | None) -> ValueError:
-    if size is None:
-        return WrongInput(
+    if size is None and not (size := counted(targets)):
+        raise WrongInput(
             f"none of {targets.size} targets counts: a part of a batch without any needs "
             "reduction_size=, the number of targets that count in the whole batch"
         )
-    return WrongInput(
-        f"reduction_size must be positive, not {size}: it is the number of targets "
-        "that count in the whole batch, which needs at least one"
-    )
+    if not 0 < size < math.inf:
+        raise WrongInput(
+            f"reduction_size must be positive, not {size}: it is the number of targets "
+            "that count in the whole batch, which needs at least one"
+        )
+    return float(size)

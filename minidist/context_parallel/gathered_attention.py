@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 
 from minidist.autograd import Function, Tensor
-from minidist.autograd.kernels import causal_softmax, sum_columns
+from minidist.autograd.kernels.softmax import causal_softmax, sum_columns
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group

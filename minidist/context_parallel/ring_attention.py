@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from minidist.autograd import Function, Tensor
-from minidist.autograd.kernels import (
+from minidist.autograd.kernels.softmax import (
     causal_softmax,
     recompute_probabilities,
     scores_backward,

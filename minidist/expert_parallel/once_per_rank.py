@@ -23,7 +23,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
-from minidist.autograd.kernels import rows_of, sum_into_rows
+from minidist.autograd.kernels.layers import rows_of, sum_into_rows
 from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
 from minidist.expert_parallel.dispatch import Exchange, routes

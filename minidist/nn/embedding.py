@@ -65,8 +65,12 @@ def position_rows(weight: Tensor, held: Positions) -> Tensor:
 
 
 def check_positions(tokens: Array, context: int, randomness: Randomness | None) -> Positions:
-    """Return where the columns of tokens[B, T] are; ValueError unless the context has room."""
-    T = positions_of(tokens, context)
+    """Return the positions of tokens' columns; ValueError unless the context has room."""
+    if len(tokens.shape) != 2:
+        raise WrongInput(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
+    T = tokens.shape[1]
+    if T > context:
+        raise WrongInput(f"{T} tokens do not fit a context of {context}; use at most {context}")
     if randomness is None or randomness.positions is None:
         return Positions(((0, T),), T)
     held = randomness.positions
@@ -76,14 +80,3 @@ def check_positions(tokens: Array, context: int, randomness: Randomness | None) 
             f"a context of {context}; cut the tokens as tokens[:, positions.indices]"
         )
     return held
-
-
-def positions_of(tokens: Array, context: int) -> int:
-    """Return T of tokens[B, T], which must fit the context."""
-    if len(tokens.shape) != 2:
-        raise WrongInput(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
-    if tokens.shape[1] > context:
-        raise WrongInput(
-            f"{tokens.shape[1]} tokens do not fit a context of {context}; use at most {context}"
-        )
-    return tokens.shape[1]

@@ -31,7 +31,7 @@ from typing import TypeVar
 import numpy as np
 
 from minidist.autograd import Tensor, no_grad
-from minidist.autograd.kernels import causal_softmax
+from minidist.autograd.kernels.softmax import causal_softmax
 from minidist.autograd.products import batched_matmul
 from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, on_device_of, whole_numbers

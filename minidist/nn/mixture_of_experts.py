@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from minidist.autograd import Function, Tensor, functions
-from minidist.autograd.kernels import rows_of, sum_into_rows
+from minidist.autograd.kernels.layers import rows_of, sum_into_rows
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module, on_device_of, sum_over, to_host
 from minidist.errors import WrongInput, check_number, check_sizes

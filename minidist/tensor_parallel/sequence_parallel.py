@@ -19,7 +19,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
-from minidist.autograd.kernels import sum_rows
+from minidist.autograd.kernels.softmax import sum_rows
 from minidist.backend import array_module, matmul
 from minidist.comm import Group
 from minidist.errors import WrongInput

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, optim
-from minidist.autograd import functions, kernels, recompute
+from minidist.autograd import functions, recompute
+from minidist.autograd.kernels import layers, softmax
 from minidist.backend import on_gpu, to_device, to_host
 from minidist.rng import Randomness
 from tests.strategies import arrays
@@ -47,12 +48,12 @@ def same(function, *arguments):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_activations(shape, dtype):
     x, grad = arrays(*shape, dtype=dtype) * 3, arrays(*shape, seed=1, dtype=dtype)
-    y = same(kernels.relu, x)
-    same(kernels.relu_backward, grad, y)
-    _, t = same(kernels.gelu, x)
-    same(kernels.gelu_backward, grad, x, t)
-    _, cdf = same(kernels.gelu_erf, x)
-    same(kernels.gelu_erf_backward, grad, x, cdf)
+    y = same(layers.relu, x)
+    same(layers.relu_backward, grad, y)
+    _, t = same(layers.gelu, x)
+    same(layers.gelu_backward, grad, x, t)
+    _, cdf = same(layers.gelu_erf, x)
+    same(layers.gelu_erf_backward, grad, x, cdf)
 
 
 def run(function, *arrays, grad):
@@ -81,9 +82,9 @@ def test_layer_norm(shape, dtype, mean):
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[-1]])
 def test_sums_over_rows(shape, dtype):
     x, y = arrays(*shape, dtype=dtype), arrays(*shape, seed=1, dtype=dtype)
-    same(kernels.sum_rows_of_product, x, y)
-    same(kernels.sum_rows, x.reshape(-1, shape[-1]))
-    same(kernels.sum_columns, x)
+    same(softmax.sum_rows_of_product, x, y)
+    same(softmax.sum_rows, x.reshape(-1, shape[-1]))
+    same(softmax.sum_columns, x)
 
 
 @WIDE
@@ -96,11 +97,11 @@ def test_softmax_of_the_keys_that_are_seen(shape, dtype):
     def overwritten(function):
         return lambda x, *others: (function(x, *others), x)
 
-    log_z, p = same(overwritten(kernels.causal_softmax), scores, first)
+    log_z, p = same(overwritten(softmax.causal_softmax), scores, first)
     np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-5)
     seen = np.arange(shape[-1]) <= first + np.arange(shape[-2])[:, None]
     assert (p[..., ~seen] == 0).all() and (p[..., seen] > 0).all()
-    backward = overwritten(kernels.scores_backward)
+    backward = overwritten(softmax.scores_backward)
     for p_as_kept in [p, p.astype("float16")][: 1 + (dtype == "float32")]:  # of float16, p is
         for others in [(p_as_kept, None, 0.7), (p_as_kept, mean)]:
             want, got = dp.copy(), gpu(dp)
@@ -109,8 +110,8 @@ def test_softmax_of_the_keys_that_are_seen(shape, dtype):
             equal(got, want)
     if first == 0:
         want, got = scores.copy(), gpu(scores)
-        kernels.recompute_probabilities(want, log_z)
-        kernels.recompute_probabilities(got, gpu(log_z))
+        softmax.recompute_probabilities(want, log_z)
+        softmax.recompute_probabilities(got, gpu(log_z))
         equal(got, want, BOUND[dtype] * 30)  # exp of a difference of numbers up to 30
 
 
@@ -172,12 +173,12 @@ def test_the_embeddings_gradient_is_the_sum_of_each_run_and_has_the_same_bits_ea
     found = []
     for _ in range(2):
         out = gpu(np.full(exact.shape, 9, dtype))
-        assert kernels.sum_into_rows(gpu(grad), gpu(indices), out) is out
+        assert layers.sum_into_rows(gpu(grad), gpu(indices), out) is out
         found.append(to_host(out))
     assert found[0].tobytes() == found[1].tobytes()
     rounding = {"float16": 2**-11, "float32": 2**-24, "float64": 1e-14}[dtype]
     np.testing.assert_allclose(found[0], exact, rtol=rounding * 1.001, atol=0)
-    on_host = kernels.sum_into_rows(grad, indices, np.empty(exact.shape, dtype))
+    on_host = layers.sum_into_rows(grad, indices, np.empty(exact.shape, dtype))
     equal(gpu(found[0]), on_host)
 
 
@@ -192,7 +193,7 @@ def test_the_embeddings_gradient_carries_no_rounding_of_earlier_rows():
 @DTYPES
 @pytest.mark.parametrize("indices", [[[0, 2], [2, 1]], [[]], 1])
 def test_rows_of(dtype, indices):
-    same(kernels.rows_of, arrays(3, 4, dtype=dtype), np.array(indices, int))
+    same(layers.rows_of, arrays(3, 4, dtype=dtype), np.array(indices, int))
 
 
 @pytest.mark.parametrize("wrong", [-1, 4])
@@ -226,15 +227,15 @@ def test_targets_on_the_gpu_of_which_none_counts_have_the_loss_0(size):
 def test_dropout_has_the_hosts_bits(dtype, rate):
     x, randomness = arrays(3, 4, 6, dtype=dtype), Randomness(3, 4, np.array([5, 0, 2**40]))
     for window, whole in [(None, None), ((slice(2, 6), slice(0, 6)), (9, 6))]:
-        want = kernels.dropout(x, rate, "layer", randomness, window, whole)(x)
-        got = kernels.dropout(gpu(x), rate, "layer", randomness, window, whole)(gpu(x))
+        want = layers.dropout(x, rate, "layer", randomness, window, whole)(x)
+        got = layers.dropout(gpu(x), rate, "layer", randomness, window, whole)(gpu(x))
         assert to_host(got).tobytes() == want.tobytes()
 
 
 def test_dropout_of_an_empty_batch_and_of_examples_without_axes():
     for x in (np.ones((0, 3)), np.ones(4)):
         randomness = Randomness(0, 0, np.arange(len(x)))
-        same(lambda x, r=randomness: kernels.dropout(x, 0.5, "layer", r)(x), x)
+        same(lambda x, r=randomness: layers.dropout(x, 0.5, "layer", r)(x), x)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +253,9 @@ def test_a_window_of_dropout_is_one_run_of_elements(window, first):
     elements = np.arange(24).reshape(4, 6)[window]
     if first is None:
         with pytest.raises(ValueError, match="consecutive elements of each example"):
-            kernels.first_of((4, 6), window, elements.size)
+            layers.first_of((4, 6), window, elements.size)
     else:
-        assert kernels.first_of((4, 6), window, elements.size) == first
+        assert layers.first_of((4, 6), window, elements.size) == first
         assert not elements.size or elements.reshape(-1)[0] == first
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.autograd import kernels
+from minidist.autograd.kernels import layers
 from minidist.backend import to_device, widen
 from minidist.rng import Randomness
 from tests.strategies import arrays
@@ -157,6 +157,6 @@ def test_the_stand_in_computes_what_gcc_makes_of_the_text(dtype, compared):
             optimizer.step()
             optimizer.zero_grad()
     x = to_device(arrays(4, 5, dtype=dtype), "gpu")
-    kernels.relu_backward(x, kernels.relu(x))
-    kernels.gelu_erf_backward(x, widen(x), kernels.gelu_erf(x)[1])
+    layers.relu_backward(x, layers.relu(x))
+    layers.gelu_erf_backward(x, widen(x), layers.gelu_erf(x)[1])
     assert compared == {kernel.name for kernel in all_kernels()}

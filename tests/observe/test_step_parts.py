@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.autograd.kernels import sum_rows
+from minidist.autograd.kernels.softmax import sum_rows
 from minidist.autograd.products import batched_matmul
 from minidist.backend import matmul
 from minidist.observe.bench.steps import transformer_step

@@ -16,7 +16,7 @@ import numpy as np
 from cupy._core import _carray, _kernel, _reduction, _scalar, core
 from cupy_backends.cuda.libs import nvrtc
 
-from minidist.autograd import kernels
+from minidist.autograd.kernels import launch
 from tests.strict_device.all_kernels import all_kernels
 
 ARRAY, INDEXER, SCALAR = 1, 2, 3  # _kernel.pxd:_ArgKind
@@ -55,7 +55,7 @@ def source(kernel, letters: dict[str, np.dtype]) -> str:
         for p in ins + outs
     )
     indexer = _kernel._ArgInfo(INDEXER, _carray.Indexer, None, 2, True, True)
-    if isinstance(kernel, kernels.Elementwise):
+    if isinstance(kernel, launch.Elementwise):
         rest = _kernel._get_param_info("CIndexer _ind", False)
         return _kernel._get_elementwise_kernel_code(
             (*infos, indexer), _kernel._TypeMap(pairs), ins + outs + rest, kernel.text,
