@@ -249,21 +249,22 @@ def _cause_of_one(f: Finding, name: str, rank: int, of_heads: Mapping[str, int])
         return f"{int((~np.isfinite(got)).sum())} elements are not finite"
     if want.any() and not got.any():
         return "it is 0: its use was cut off, or it was never added"
-    if want.ndim == 2 and is_now(want.T):
-        return "transposed: [out, in], as PyTorch keeps it"
-    if got.shape != want.shape:
-        return f"it is {list(got.shape)}, not {list(want.shape)}"
+    turned = {"transposed: [out, in], as PyTorch keeps it": want.T} if want.ndim == 2 else {}
     if heads:
         by_head = np.swapaxes(want.reshape(*want.shape[:-1], 3, heads, -1), -3, -2)
-        if is_now(by_head.reshape(want.shape)):
-            return "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
+        words = "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
+        turned[words] = by_head.reshape(want.shape)
         thirds = dict(zip("QKV", np.split(want, 3, axis=-1), strict=True))
         for columns in ORDERS:
-            if is_now(np.concatenate([thirds[letter] for letter in columns], axis=-1)):
-                return f"its columns are {columns}, not QKV"
-    if is_now(np.roll(want, want.shape[-1] // 2, axis=-1)) and not want.shape[-1] % 2:
-        return "its halves are exchanged, as keys and values, or gate and up"
-    return "twice: it was counted twice" if is_now(2 * want) else ""
+            in_order = np.concatenate([thirds[letter] for letter in columns], axis=-1)
+            turned[f"its columns are {columns}, not QKV"] = in_order
+    if not want.shape[-1] % 2:
+        halves = "its halves are exchanged, as keys and values, or gate and up"
+        turned[halves] = np.roll(want, want.shape[-1] // 2, axis=-1)
+    turned["twice: it was counted twice"] = 2 * want
+    if cause := next((words for words, array in turned.items() if is_now(array)), ""):
+        return cause
+    return "" if got.shape == want.shape else f"it is {list(got.shape)}, not {list(want.shape)}"
 
 
 # All of them.

@@ -13,6 +13,7 @@ from minidist.comm import Group
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
 from minidist.nn.datasets import Batch
+from minidist.nn.optim import Optimizer
 from minidist.parallel import check_statistics
 from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.parallel.trainer import loss_of
@@ -64,10 +65,9 @@ class HalfPrecision(AtWork):
         check_statistics(case.model, group.size, loads=True)
         make = partial(Zero, stage=zero) if zero else DataParallel
         own, of_steps = half(case, dtype, grad_dtype), whole_rule if whole else rule
-        about = case, group.size, steps, grad_dtype, start, of_steps
-        replayed = partial(replay, *about, dtype="float32" if whole else "float16")
-        if stochastic:
-            replayed = partial(replay_at_random, case, group.size, steps, of_steps)
+        first = 1.0 if stochastic else start
+        about = case, group.size, steps, grad_dtype, first, of_steps
+        replayed = partial(replay, *about, "float32" if whole else "float16", stochastic)
         super().__init__(group, own, make, [own.batch] * steps, replayed, of_steps)
         self.groups = list(dict.fromkeys([group, *self.groups]))  # whether a step overflows
         self.start, self.stochastic, self.exact = start, stochastic, dtype is None and not steps
@@ -110,51 +110,43 @@ def replay(
     start: float,
     rule: Rule,
     dtype: str,
+    stochastic: bool,
 ) -> dict[str, np.ndarray]:
     """Return what one device finds, which adds the gradients of the shards in their order.
 
-    Its float32 copies are a model of their own, which an ordinary optimizer trains.
+    Its float32 copies are a model of their own, which an ordinary optimizer trains. If stochastic,
+    they are rounded after each step, and the loss scale stays as it is.
     """
     case = half(case, dtype, grad_dtype if dtype == "float16" else None)
     model, wide = case.model, copy.deepcopy(case.model).astype("float32")
     optimizer, scale, good = rule(wide.parameters()), start, 0
     parts = [case.batch.share(rank, shares) for rank in range(shares)]
-    for _ in range(max(1, steps)):
+    for step in range(1, max(1, steps) + 1):
         total = sum_of_shards(case, parts, scale)
         finite = all(np.isfinite(g).all() for g in total.values())
         found = {name: g / np.float32(scale) for name, g in total.items()}
         good, own = good + 1 if finite else 0, scale
-        if good == 2 or not finite:
+        if not stochastic and (good == 2 or not finite):
             scale, good = 2 * scale if finite else scale / 2, 0
         if finite:
             for name, p in wide.named_parameters().items():
                 p.grad = on_device_of(total[name] / np.float32(own), p.data)
             optimizer.step()
             optimizer.zero_grad()
+            if stochastic:
+                round_at_random(optimizer, case.seed, step)
             model.load_state(wide.state())
     return model.state() | {UPDATES: np.array([optimizer.steps])} if steps else found
 
 
-def replay_at_random(case: Case, shares: int, steps: int, rule: Rule) -> dict[str, np.ndarray]:
-    """Return what one device finds without copies: whole arrays are rounded, each by its name."""
-    case = half(case, "float16", None)
-    model, wide = case.model, copy.deepcopy(case.model).astype("float32")
-    optimizer = rule(wide.parameters())
-    parts = [case.batch.share(rank, shares) for rank in range(shares)]
-    for step in range(1, steps + 1):
-        total = sum_of_shards(case, parts, 1.0)
-        for name, p in wide.named_parameters().items():
-            p.grad = on_device_of(total[name], p.data)
-        optimizer.step()
-        optimizer.zero_grad()
-        for s, state in zip(optimizer.slices, optimizer.state or [], strict=True):
-            for p, at in s.parts.items():
-                for number, array in enumerate([s.data, *state]):
-                    every = p.xp.arange(p.size, dtype="uint64")
-                    draws = draws_for(case.seed, step, f"{number}/{p.name}", every)
-                    array[at] = rounded(array[at], FLOAT16, draws)
-        model.load_state(wide.state())
-    return model.state() | {UPDATES: np.array([optimizer.steps])}
+def round_at_random(optimizer: Optimizer, seed: int, step: int) -> None:
+    """Round whole weights and moments to float16, each by its name."""
+    for s, state in zip(optimizer.slices, optimizer.state or [], strict=True):
+        for p, at in s.parts.items():
+            for number, array in enumerate([s.data, *state]):
+                every = p.xp.arange(p.size, dtype="uint64")
+                draws = draws_for(seed, step, f"{number}/{p.name}", every)
+                array[at] = rounded(array[at], FLOAT16, draws)
 
 
 def sum_of_shards(case: Case, parts: list[Batch], scale: float) -> dict[str, np.ndarray]:
