@@ -235,21 +235,13 @@ def _changed(
     )
 
 
-def model_of(name: str) -> nn.Module:
-    """Return a model that cases.toml describes."""
-    return _made(**LISTED["models"][name])
-
-
-def _made(
-    kind: str,
-    weights: int | None = None,
-    choosy: bool = False,
-    idle: bool = False,
-    biased: float = 1.0,
-    **arguments,
-) -> Any:
-    arguments = {key: VALUES.get(str(v), v) for key, v in arguments.items()}
-    model = getattr(nn, kind)(**arguments, dtype="float64")
+def model_of(name: str, **changes) -> Any:
+    """Return a model that cases.toml describes, with some of its arguments changed."""
+    described = LISTED["models"][name] | changes
+    arguments = {key: VALUES.get(str(value), value) for key, value in described.items()}
+    weights, biased = arguments.pop("weights", None), arguments.pop("biased", 1.0)
+    choosy, idle = arguments.pop("choosy", False), arguments.pop("idle", False)
+    model = getattr(nn, arguments.pop("kind"))(**arguments, dtype="float64")
     if weights is not None:
         random_weights(model, weights)
     for balance in model.modules(nn.BiasBalance):
@@ -264,23 +256,21 @@ def _made(
 
 
 def data_of(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets; name: "small.images"."""
-    table, _, part = name.partition(".")
-    description = dict(LISTED["data"][table])
-    random = generator(0, description.pop("from"))
-    return {key: _drawn(random, row) for key, row in description.items()}[part]
+    """Return inputs and targets: "small.images.labels", or "small.tokens", which has both."""
+    table, *parts = name.split(".")
+    rows = dict(LISTED["data"][table])
+    random = generator(0, rows.pop("from"))
+    arrays = {key: _drawn(random, **row) for key, row in rows.items()}
+    inputs, targets = arrays[parts[0]] if len(parts) == 1 else [arrays[part] for part in parts]
+    return inputs, targets
 
 
-def _drawn(random: np.random.Generator, row: dict) -> tuple[np.ndarray, np.ndarray]:
-    if "vocabulary" in row:
-        tokens, nexts = random.integers(0, row["vocabulary"], (2, *row["shape"]))
-        return tokens, nexts
-    draw = {
-        "normal": lambda shape: row.get("above", 0) + random.standard_normal(shape),
-        "classes": lambda classes: random.integers(0, classes, row["normal"][0]),
-    }
-    drawn = {key: draw[key](row[key]) for key in row if key in draw}  # in their order
-    return drawn["normal"], drawn.get("classes", np.zeros(0))
+def _drawn(
+    random: np.random.Generator, shape: list[int], below: int | None = None, above: int = 0
+) -> np.ndarray:
+    if below is None:
+        return above + random.standard_normal(shape)
+    return random.integers(0, below, shape)
 
 
 small_cases = partial(listed, "small")
@@ -297,15 +287,14 @@ def todays_experts(width: int = 8, heads: int = 2) -> nn.Transformer:
 
     A position chooses 4 of 8 experts, in at most 2 of 4 groups, and none is dropped.
     """
-    sizes = {"width": width, "heads": heads, "expert_width": width}
-    return _made(**LISTED["models"]["today's experts"] | sizes)
+    return model_of("today's experts", width=width, heads=heads, expert_width=width)
 
 
 def stream_cases(ranks: int) -> list[Case]:
     """Minibatches of uneven sizes in a row, with momentum; and one alone, at version 0."""
     mlp = mlp_of(ranks)
     transformer = nn.Transformer(11, 8, 2, ranks, 5, seed=2, dtype="float64", dropout=0.2)
-    images, tokens = data_of("minibatches.images"), data_of("minibatches.tokens")
+    images, tokens = data_of("minibatches.images.labels"), data_of("minibatches.tokens")
     return [
         Case("MLP, 11 minibatches", mlp, *images, options={"minibatches": 11}),
         Case("Transformer, 6 minibatches", transformer, *tokens, options={"minibatches": 6}),
@@ -351,7 +340,7 @@ def dual_case() -> Case:
 
 def rows_of_numbers() -> Case:
     """Return norms of rows of numbers, between linear layers."""
-    (rows, _), (_, labels) = data_of("norms.rows"), data_of("norms.images")
+    rows, labels = data_of("norms.rows.labels")
     layers = [
         nn.Linear(6, 5, activation="gelu", name="first", dtype="float64"),
         nn.BatchNorm(5, dtype="float64"),
@@ -362,7 +351,7 @@ def rows_of_numbers() -> Case:
 
 def one_pair() -> Case:
     """Return a single pair, with an output to fit."""
-    (pairs, _), (outputs, _) = data_of("pairs.pairs"), data_of("pairs.outputs")
+    pairs, outputs = data_of("pairs.pairs.outputs")
     model = nn.Siamese([6, 5, 5], classes=2, activation="relu", seed=2, dtype="float64")
     return Case("1 pair", model, pairs[:1], outputs, nn.squared_error)
 

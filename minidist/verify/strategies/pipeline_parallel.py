@@ -67,7 +67,7 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
     mlp = mlp_of(stages)
     transformer = nn.Transformer(11, 8, 2, max(1, stages - 1), 5, 2, "float64", 0.2, True)
     llama = nn.Llama(11, 8, 4, 2, max(1, stages - 2), 5, 2, "float64", tied=True)
-    images, labels = data_of("stages.images")
+    images, labels = data_of("stages.images.labels")
     tokens, nexts = data_of("stages.tokens")
     return [
         Case("MLP, 9 examples", mlp, images, labels),
