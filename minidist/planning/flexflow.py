@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from minidist.planning.graph import Graph, Op
 
 Box = tuple[tuple[int, int], ...]  # (first, last + 1) per axis: a part of an array
+Degrees = tuple[tuple[str, int], ...]  # (letter, parts along it)
 MOST_RANKS = 1_000
 KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
 
@@ -73,7 +74,7 @@ class Cut:
     first      the rank of the first part; each following part has the following rank
     """
 
-    degrees: tuple[tuple[str, int], ...] = ()
+    degrees: Degrees = ()
     first: int = 0
 
     @property
@@ -247,22 +248,30 @@ class Simulator:
         self.graph, self.machine = graph, machine
         self.makers = {op.output: op for op in graph.ops}
         self.users: dict[str, list[tuple[Op, int]]] = defaultdict(list)
+        self.touching: dict[str, list[tuple[Op, int]]] = defaultdict(list)  # place -1: it writes
         self.learns = {name: value.kind == "parameter" for name, value in graph.values.items()}
         for op in graph.ops:
             self.learns[op.output] = any(self.learns[name] for name in op.inputs)
+            self.touching[op.output].append((op, -1))
             for place, name in enumerate(op.inputs):
                 self.users[name].append((op, place))
-        self.kept: dict = {}  # what was cut, by the cuts that decide it
+                self.touching[name].append((op, place))
+        self.check, self.seconds = cache(self._check), cache(self._seconds)
+        self.moves, self.pieces = cache(self._moves), cache(self._pieces)
 
     def __call__(self, strategy: Strategy) -> TaskSimulation:
         """Return what a strategy takes. ValueError: a cut is missing or does not fit its op."""
-        self._check(strategy)
+        for output in self.makers:
+            if output not in strategy:
+                raise WrongInput(f"the strategy has no cut for {output}; give every op one")
+            self.check(output, strategy[output])
         tasks, memory = TaskGraph(), [0] * self.machine.ranks
         forward = self._forward(tasks, strategy)
         backward = self._backward(tasks, strategy, forward)
         for name, value in self.graph.values.items():
             parameter, unused = value.kind == "parameter", not self.users[name]
-            for parts, size in self._pieces(name, strategy):
+            touching = (strategy[op.output] for op, _ in self.touching[name])
+            for parts, size in self.pieces(name, *touching):
                 ranks = sorted({strategy[op].ranks[part] for op, part in parts})
                 for rank in ranks:
                     memory[rank] += (2 if parameter else 1) * size
@@ -278,14 +287,8 @@ class Simulator:
         seconds = max(end for _, end in tasks.replay())
         return TaskSimulation(seconds, memory, sent, busy, tasks)
 
-    def _check(self, strategy: Strategy) -> None:
-        for op in self.graph.ops:
-            if op.output not in strategy:
-                raise WrongInput(f"the strategy has no cut for {op.output}; give every op one")
-            cut = strategy[op.output]
-            if (op.output, cut) not in self.kept:
-                check(self.graph, op, cut, self.machine.ranks)
-                self.kept[op.output, cut] = True
+    def _check(self, output: str, cut: Cut) -> None:
+        check(self.graph, self.makers[output], cut, self.machine.ranks)
 
     def _forward(self, tasks: TaskGraph, strategy: Strategy) -> dict[str, list[int]]:
         """Add the tasks of forward; return {output: the number of each part's task}."""
@@ -295,7 +298,7 @@ class Simulator:
             numbers[op.output] = here = self._parts(tasks, "F", op, cut, 1)
             for place, name in enumerate(op.inputs):
                 if name in self.makers:
-                    for i, j, size in self._moves(op, place, strategy):
+                    for i, j, size in self.moves(op.output, place, strategy[name], cut):
                         self._send(tasks, numbers[name][i], here[j], size)
         return numbers
 
@@ -312,12 +315,12 @@ class Simulator:
                 for earlier, later in zip(forward[op.output], here, strict=True):
                     tasks.order(earlier, later)
                 for user, place in self.users[op.output]:
-                    for i, j, size in self._moves(user, place, strategy):
+                    for i, j, size in self.moves(user.output, place, cut, strategy[user.output]):
                         self._send(tasks, numbers[user.output][j], here[i], size)
         return numbers
 
     def _parts(self, tasks: TaskGraph, kind: str, op: "Op", cut: Cut, times: int) -> list[int]:
-        seconds = times * self._seconds(op, cut)
+        seconds = times * self.seconds(op.output, cut.degrees)
         named = [f"{kind} {op.output}.{part}" for part in range(cut.parts)]
         return [tasks.add(name, r, seconds) for name, r in zip(named, cut.ranks, strict=True)]
 
@@ -343,61 +346,49 @@ class Simulator:
         rate = machine.link if inside else machine.network
         return ("link" if inside else "network", sender), machine.latency + size / rate
 
-    def _seconds(self, op: "Op", cut: Cut) -> float:
+    def _seconds(self, output: str, degrees: Degrees) -> float:
         """Return the seconds of one part: the roofline of 2 FLOPs per product, else 1 each."""
-        key = "seconds", op.output, cut.degrees
-        if key not in self.kept:
-            n, machine = self.graph.lengths(op), self.machine
-            for letter, degree in cut.degrees:
-                n[letter] //= degree
-            if op.kind in ("embedding", "take", "slice"):  # it reads the rows that it needs
-                n |= dict.fromkeys(set(n) - set(op.terms[1]), 1)
-            work = (2 if op.kind == "matmul" else 1) * math.prod(n.values()) / machine.flops
-            values = self.graph.values
-            touched = sum(
-                values[name].itemsize * math.prod(n[letter] for letter in letters)
-                for name, letters in op.operands
-            )
-            self.kept[key] = machine.overhead + max(work, touched / machine.memory_bandwidth)
-        return self.kept[key]
+        op, machine, values = self.makers[output], self.machine, self.graph.values
+        n = self.graph.lengths(op)
+        for letter, degree in degrees:
+            n[letter] //= degree
+        if op.kind in ("embedding", "take", "slice"):  # it reads the rows that it needs
+            n |= dict.fromkeys(set(n) - set(op.terms[1]), 1)
+        work = (2 if op.kind == "matmul" else 1) * math.prod(n.values()) / machine.flops
+        touched = sum(
+            values[name].itemsize * math.prod(n[letter] for letter in letters)
+            for name, letters in op.operands
+        )
+        return machine.overhead + max(work, touched / machine.memory_bandwidth)
 
-    def _moves(self, op: "Op", place: int, strategy: Strategy) -> list[tuple[int, int, int]]:
+    def _moves(self, output: str, place: int, made: Cut, used: Cut) -> list[tuple[int, int, int]]:
         """Return (part that makes, part that uses, bytes that both have) of one input of an op."""
+        op = self.makers[output]
         name = op.inputs[place]
-        made, used = strategy[name], strategy[op.output]
-        key = op.output, place, made, used
-        if key not in self.kept:
-            there = self._boxes(self.makers[name], None, made)
-            here = self._boxes(op, place, used)
-            itemsize = self.graph.values[name].itemsize
-            self.kept[key] = [
-                (i, j, itemsize * size)
-                for (i, a), (j, b) in product(enumerate(there), enumerate(here))
-                if (size := shared(a, b))
-            ]
-        return self.kept[key]
+        there = self._boxes(self.makers[name], -1, made)
+        here = self._boxes(op, place, used)
+        itemsize = self.graph.values[name].itemsize
+        return [
+            (i, j, itemsize * size)
+            for (i, a), (j, b) in product(enumerate(there), enumerate(here))
+            if (size := shared(a, b))
+        ]
 
-    def _pieces(self, name: str, strategy: Strategy) -> list[tuple[list, int]]:
+    def _pieces(self, name: str, *cuts: Cut) -> list[tuple[list, int]]:
         """Return ([(op, part), ...], bytes) per piece of a value: all that read or write it."""
-        touching: list[tuple[Op, int | None]] = list(self.users[name])
-        if name in self.makers:
-            touching.append((self.makers[name], None))
-        key = name, tuple(strategy[op.output] for op, _ in touching)
-        if key not in self.kept:
-            boxes = [
-                ((op.output, part), box)
-                for op, place in touching
-                for part, box in enumerate(self._boxes(op, place, strategy[op.output]))
-            ]
-            found, itemsize = pieces(boxes).items(), self.graph.values[name].itemsize
-            self.kept[key] = [(sorted(parts), itemsize * size) for parts, size in found]
-        return self.kept[key]
+        boxes = [
+            ((op.output, part), box)
+            for (op, place), cut in zip(self.touching[name], cuts, strict=True)
+            for part, box in enumerate(self._boxes(op, place, cut))
+        ]
+        itemsize = self.graph.values[name].itemsize
+        return [(sorted(parts), itemsize * size) for parts, size in pieces(boxes).items()]
 
-    def _boxes(self, op: "Op", place: int | None, cut: Cut) -> list[Box]:
-        """Return what each part reads of an input; place None: writes."""
-        name, letters = op.operands[-1 if place is None else place]
+    def _boxes(self, op: "Op", place: int, cut: Cut) -> list[Box]:
+        """Return what each part reads of an input; place -1: writes."""
+        name, letters = op.operands[place]
         boxes = cut.boxes(letters, self.graph.values[name].shape)
-        if place is None or op.kind not in ("take", "slice"):
+        if place == -1 or op.kind not in ("take", "slice"):
             return boxes
         first, last = (*op.options, op.options[0] + 1)[:2]  # of the axis that it takes from
         return [

@@ -48,8 +48,6 @@ from minidist.errors import WrongInput
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = ("parameter", "input", "result")
-
 
 @dataclass(frozen=True)
 class Value:
@@ -156,10 +154,6 @@ class Graph:
                 if found.setdefault(letter, n) != n:
                     raise WrongInput(f"{op.indices}: {letter!r} is {found[letter]} and {n} long")
         return found
-
-    def users(self, name: str) -> list[Op]:
-        """Return the ops that need a value."""
-        return [op for op in self.ops if name in op.inputs]
 
 
 def d(name: str) -> str:

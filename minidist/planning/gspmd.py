@@ -191,16 +191,6 @@ class Compute:
     inputs: tuple[Placements, ...]
     output: Placements
 
-    @property
-    def cuts(self) -> dict[str, int]:
-        """Return {letter: the mesh axis that cuts it}."""
-        return {
-            term[placement.axis]: k
-            for (_, term), own in zip(self.op.operands, (*self.inputs, self.output), strict=True)
-            for k, placement in enumerate(own)
-            if isinstance(placement, Split)
-        }
-
 
 @dataclass(frozen=True)
 class Move:
@@ -272,13 +262,14 @@ def run(layout: Layout, mesh: Mesh, arrays: dict[str, np.ndarray]) -> dict[str, 
 
 def spans(graph: Graph, step: Compute, groups: list) -> dict[str, tuple[int, int]]:
     """Return (begin, end) of this rank's part of every letter."""
-    cuts, found = step.cuts, {}
-    for letter, n in graph.lengths(step.op).items():
-        found[letter] = (0, n)
-        if letter in cuts:
-            group = groups[cuts[letter]]
-            ends = split_ends(n, group.size)
-            found[letter] = ends[group.rank], ends[group.rank + 1]
+    lengths = graph.lengths(step.op)
+    found = {letter: (0, n) for letter, n in lengths.items()}
+    for (_, term), own in zip(step.op.operands, (*step.inputs, step.output), strict=True):
+        for group, placement in zip(groups, own, strict=True):
+            if isinstance(placement, Split):
+                letter = term[placement.axis]
+                ends = split_ends(lengths[letter], group.size)
+                found[letter] = ends[group.rank], ends[group.rank + 1]
     return found
 
 
