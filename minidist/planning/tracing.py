@@ -92,26 +92,10 @@ def cut_one(a: Axis, b: Axis) -> None:
 
 def reshaped(dims: list[list[Axis]], shape: tuple[int, ...]) -> list[list[Axis]]:
     """Return the axes of a view in another shape; axes are cut where the new shape cuts them."""
-    left = leaves([axis for dim in dims for axis in dim])
-    found: list[list[Axis]] = []
-    for size in shape:
-        taken: list[Axis] = []
-        if size == 1 and not left:  # [C] becomes [C, 1]
-            last = found[-1].pop()
-            last.cut(last.size)
-            kept, one = last.leaves()
-            found[-1].append(kept)
-            left = [one]
-        while size > 1 or not taken:
-            axis = left.pop(0)
-            if axis.size > size or size % axis.size:
-                cut_one(axis, Axis(size))
-                left[:0] = axis.leaves()
-            else:
-                taken.append(axis)
-                size //= axis.size
-        found.append(taken)
-    return found
+    old, new = [axis for dim in dims for axis in dim], [Axis(size) for size in shape]
+    match(old, new)
+    rest = iter(leaves(old))
+    return [[next(rest) for _ in axis.leaves()] for axis in new]
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -189,19 +173,16 @@ class Recorder:
             for symbol, dim in zip(term, view.dims, strict=True):
                 if symbol not in letters:
                     letters[symbol] = [next(fresh) for _ in leaves(dim)]
-        found, ones = [], set()
+        found = []
         for view, term in zip(views, terms, strict=True):
             of: dict[Axis, str] = {}
             for symbol, dim in zip(term, view.dims, strict=True):
                 of |= dict(zip(leaves(dim), letters[symbol], strict=True))
             for symbol, dim in zip(term, view.dims, strict=True):
                 check_order(symbol in whole, dim, leaves(self.values[view.value][0]), kind)
-            own = leaves(self.values[view.value][0])
-            alone = {axis: next(fresh) for axis in own if axis not in of}  # of length 1
-            ones |= {*alone.values()}
-            found.append("".join((of | alone)[axis] for axis in own))
+            found.append("".join(of[axis] for axis in leaves(self.values[view.value][0])))
         names = tuple(view.value for view in views)
-        cut = frozenset(letter for symbol in whole for letter in letters[symbol]) | ones
+        cut = frozenset(letter for symbol in whole for letter in letters[symbol])
         indices = f"{','.join(found[:-1])}->{found[-1]}"
         return Op(kind, names[:-1], names[-1], indices, cut, tuple(options))
 
