@@ -19,7 +19,7 @@ A product does not change with the order of the steps. An axis can be cut if N d
 then a step can give the elements whose digit of this step is i to part i, and cuts meet evenly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -28,7 +28,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
-from minidist.planning.graph import Graph, Op, adjoint, d, has_gradient
+from minidist.planning.graph import Graph, adjoint, d, has_gradient
 
 MOST_RANKS = 10**12  # whose prime factors are looked for: a million numbers are tried
 Letter = str | None  # None: the first of the k parts does all of it, because no letter can be cut
@@ -185,7 +185,22 @@ def works_of(graph: Graph, ranks: int) -> list[Work]:
 
     So values are needed again soon after they were made.
     """
-    return [work for op in graph.ops for work in _works(graph, op, ranks)]
+    works = []
+    for op in graph.ops:
+        n = graph.lengths(op)
+        can = [x for x in op.letters if x not in op.whole and n[x] % ranks == 0]
+        letters: tuple[Letter, ...] = tuple(can) or (None,)
+        done = {op.output: op} | {
+            f"{name} of {op.output}": adjoint(op, place, d(name))
+            for place, name in enumerate(op.inputs)
+            if has_gradient(graph.values, name)
+        }
+        values = {d(name): name for name in (*op.inputs, op.output)}
+        for name, each in done.items():
+            *needs, made = each.operands
+            operands = (*dict.fromkeys(needs), made)
+            works.append(Work(name, tuple((values.get(x, x), own) for x, own in operands), letters))
+    return works
 
 
 def axes_of(graph: Graph, name: str, ranks: int) -> list[Axis]:
@@ -219,20 +234,3 @@ def prime_factors(n: int) -> tuple[int, ...]:
             found, n = (k, *found), n // k
         k += 1
     return (n, *found) if n > 1 else found
-
-
-def _works(graph: Graph, op: Op, ranks: int) -> Iterator[Work]:
-    n = graph.lengths(op)
-    can = [x for x in op.letters if x not in op.whole and n[x] % ranks == 0]
-    letters: list[Letter] = [*can] or [None]
-
-    def work(name: str, done: Op) -> Work:
-        *needs, made = done.operands
-        operands = [*dict.fromkeys(needs), made]
-        return Work(name, tuple((values.get(x, x), own) for x, own in operands), tuple(letters))
-
-    values = {d(name): name for name in (*op.inputs, op.output)}
-    yield work(op.output, op)
-    for place, name in enumerate(op.inputs):
-        if has_gradient(graph.values, name):
-            yield work(f"{name} of {op.output}", adjoint(op, place, d(name)))

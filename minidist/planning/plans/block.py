@@ -112,11 +112,6 @@ def element_wise(
     return forward / rate, backward / rate
 
 
-def attention_seconds(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> float:
-    """Return the seconds of attention's two products of one block, forward."""
-    return sum(p.seconds(machine, plan.itemsize) for p in block_products(size, plan, b)[1])
-
-
 def block_times(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> dict[str, Times]:
     """Return the seconds of one block's products, and of what is no product in it.
 
@@ -206,7 +201,9 @@ def block_of(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> Blo
         for axis, (nbytes, number) in ((a, way(size, alone, 0, rows)) for a, way in ways.items())
     }
     spent = block_times(size, plan, machine, b)
-    spent |= waiting(plan, attention_seconds(size, plan, machine, b), **links)
+    _, attention = block_products(size, plan, b)
+    hides = sum(p.seconds(machine, plan.itemsize) for p in attention)
+    spent |= waiting(plan, hides, **links)
     return Block(spent, sum(spent.values(), Times()), head_times(size, plan, machine, b), links)
 
 

@@ -46,7 +46,6 @@ from minidist.planning.costs.stages import (
     Entry,
     StageLayers,
     bounded,
-    check_split,
     cut_of,
     in_flight_on,
     largest,
@@ -200,15 +199,8 @@ class Estimate:
 
 def seconds(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> Estimate:
     """Estimate one step on a batch of `batch` examples; ValueError if the plan does not fit it."""
-    check(size, plan, machine, batch)
-    step = Step(size, plan, machine, batch)
-    return step.estimate(step.makespan(), fullest(size, plan, batch))
-
-
-def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> None:
-    """Raise ValueError for a plan that cannot be run with this model, machine and batch."""
     check_count("batch", batch)
-    b, stages = plan.dp * plan.micro_batches, plan.pp * plan.chunks
+    b = plan.dp * plan.micro_batches
     if plan.ranks != machine.ranks:
         raise WrongInput(f"the plan has {plan.ranks} ranks, the machine {machine.ranks}")
     if batch % b:
@@ -216,13 +208,14 @@ def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> No
             f"{batch} examples do not divide into dp={plan.dp} x {plan.micro_batches} "
             f"micro-batches; use a multiple of {b}"
         )
-    cut_of(size.layers, stages, plan.cut)
-    check_split(size, plan)
     if plan.zero > 1 and plan.schedule not in WHOLE_BACKWARD:
         raise WrongInput(
             f"ZeRO stage {plan.zero} sums a gradient when backward leaves its layer, and "
             f"{plan.schedule} computes it later; use zero=1, or {', '.join(WHOLE_BACKWARD[1:])}"
         )
+    held = fullest(size, plan, batch)  # ValueError: the model does not split so
+    step = Step(size, plan, machine, batch)
+    return step.estimate(step.makespan(), held)
 
 
 class Step:
