@@ -439,7 +439,25 @@ class Fabric:
         self.mailbox.check_open(self.run)
         raise error
 
-    # What a communicator in shared memory needs.
+    # What a communicator needs.
+
+    def exchange(
+        self, members: list[int], key: Key, mine: np.ndarray, operation: str
+    ) -> list[np.ndarray]:
+        """Return the array of each of these ranks, all of which call this; `key` is for this."""
+        received, missing = {self.rank: mine}, [rank for rank in members if rank != self.rank]
+        for rank in missing:
+            self.send(rank, key, mine)
+        while missing:
+            source, received[source] = self.recv(missing, key, operation)
+            missing.remove(source)
+        return [received[rank] for rank in members]
+
+    def explain(self, members: list[int], key: Key, call: Signature) -> NoReturn:
+        """Raise CollectiveMismatch, which shows what each of these ranks has called, and where."""
+        text = np.frombuffer(f"{call.text} at {call_site()}".encode(), np.uint8)
+        texts = self.exchange(members, key, text, "collectives that do not match")
+        raise mismatch(members, [its.tobytes().decode() for its in texts])
 
     def new_block(self) -> np.ndarray:
         """Return memory for this rank's part of a Board."""
@@ -528,25 +546,17 @@ class MessageCommunicator:
     def meet(self, call: Signature) -> None:
         mine = np.array(call.fingerprint, np.uint64)
         if any(its != mine for its in self._exchange(mine, call.text)):
-            text = f"{call.text} at {call_site()}".encode()
-            texts = self._exchange(np.frombuffer(text, np.uint8), "collectives that do not match")
-            raise mismatch(self.members, [its.tobytes().decode() for its in texts])
-
-    def _exchange(self, mine: np.ndarray, operation: str) -> list[np.ndarray]:
-        """Return every rank's array, in the order of the group."""
-        self.meetings += 1
-        key = Key(self.run, self.splits, "meeting", self.meetings)
-        received, missing = {self.fabric.rank: mine}, list(self.members)
-        missing.remove(self.fabric.rank)
-        for rank in missing:
-            self.fabric.send(rank, key, mine)
-        while missing:
-            source, received[source] = self.fabric.recv(missing, key, operation)
-            missing = [rank for rank in missing if rank != source]
-        return [received[rank] for rank in self.members]
+            self.fabric.explain(self.members, self._key(), call)
 
     def exchange(self, number: int) -> list[int]:
         return [int(its) for its in self._exchange(np.array(number), "split")]
+
+    def _exchange(self, mine: np.ndarray, operation: str) -> list[np.ndarray]:
+        return self.fabric.exchange(self.members, self._key(), mine, operation)
+
+    def _key(self) -> Key:
+        self.meetings += 1
+        return Key(self.run, self.splits, "meeting", self.meetings)
 
     def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> None:
         self.meet(call)

@@ -364,7 +364,7 @@ class Group:
         """Return the group of the ranks that gave the same color, or None for color None.
 
         Its ranks are ordered by (key, rank here); the default key is this rank's number. No
-        payload. Each rank of it keeps 1 KB of shared memory until the run ends.
+        payload. Each rank of it keeps 64 bytes of shared memory until the run ends.
         """
         if color is not None:
             color = whole_64(color, "a color", "a whole number or None")

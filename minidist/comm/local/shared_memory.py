@@ -22,7 +22,7 @@ REGION = 1 << 34  # bytes of addresses per rank; less where `ulimit` allows less
 KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
 NOWHERE = 0  # the offset of no array: the first line of a region is not used
 LINE = 64  # bytes of a cache line: where every array begins
-BLOCK = 1024  # bytes with which a rank takes part in a Board
+BLOCK = LINE  # bytes with which a rank takes part in a Board
 
 
 def create_file(size: int) -> int:

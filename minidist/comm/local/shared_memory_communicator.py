@@ -16,15 +16,14 @@ import numpy as np
 
 from minidist.backend import Array, on_device_of, on_gpu, to_device
 from minidist.comm.arguments import ufunc
-from minidist.comm.communicator import Communicator, Ledger, NewGroup
-from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
+from minidist.comm.communicator import Communicator, Key, Ledger, NewGroup
+from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
 from minidist.comm.fabric import Fabric
 from minidist.comm.local.device_memory import DEVICE, DeviceMemory
 from minidist.comm.local.shared_memory import BLOCK, NOWHERE, SharedMemory
 from minidist.pieces import split_ends
 
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
-TEXT, TEXT_BYTES = 64, (BLOCK - 64) // 2  # for people, when ranks disagree; twice as well
 
 
 class Board:
@@ -33,27 +32,19 @@ class Board:
     What a rank shows has two places, used in turn: a fast rank may already show its next call while
     a slow one still reads the one before.
 
-    me       this rank's number in the group
-    members  the ranks' numbers in the world
-    blocks   where each member's block begins; they are zeros at first, or from an earlier run
-    block    this rank's own, as an array: its memory is not reused while a thread has this board
+    blocks  where each member's block begins; they are zeros at first, or from an earlier run
+    block   this rank's own, as an array: its memory is not reused while a thread has this board
+    me      this rank's number in the group
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        me: int,
-        members: list[int],
-        blocks: list[int],
-        block: np.ndarray,
-    ):
-        self.members, self.me, self.block, self.run = members, me, block, fabric.run
-        self.wake, self.mailbox = fabric.wake, fabric.mailbox
+    def __init__(self, fabric: Fabric, new: NewGroup, blocks: list[int], block: np.ndarray):
+        self.fabric, self.mailbox, self.run = fabric, fabric.mailbox, fabric.run
+        self.members, self.splits, self.block = new.members, new.splits, block
+        self.me = self.members.index(fabric.rank)
         shared = memoryview(fabric.memory.map)
-        self.bytes = [shared[start : start + BLOCK] for start in blocks]
-        self.words = [block.cast("Q") for block in self.bytes]
+        self.words = [shared[start : start + BLOCK].cast("Q") for start in blocks]
         self.mine = self.words[self.me]
-        self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
+        self.others = [(words, rank) for words, rank in zip(self.words, self.members, strict=True)]
         del self.others[self.me]
         self.step, self.meetings = self.run << 32, 0
         self.lock = threading.Lock()
@@ -71,7 +62,8 @@ class Board:
         self.mine[OFFSET + side] = offset
         self.barrier(signature.text)
         if any(words[FINGERPRINT + side] != signature.fingerprint for words, _ in self.others):
-            self._explain(signature, side)
+            key = Key(self.run, self.splits, "meeting", self.meetings)
+            self.fabric.explain(self.members, key, signature)
         return [words[OFFSET + side] for words in self.words]
 
     def barrier(self, operation: str) -> None:
@@ -86,8 +78,8 @@ class Board:
         if self._all_have_come():  # the last rank to come sees this, and wakes those that sleep
             for words, rank in self.others:
                 if words[SLEEPS]:
-                    assert self.wake is not None  # who has none polls
-                    self.wake(rank)
+                    assert self.fabric.wake is not None  # who has none polls
+                    self.fabric.wake(rank)
         elif not self.mailbox.spin(self._all_have_come):
             self._sleep(operation)
         self._fence()
@@ -111,28 +103,10 @@ class Board:
     def _sleep(self, operation: str) -> None:
         """Wait for the other ranks, or for the end of the run."""
         with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
-            self.mine[SLEEPS] = int(self.wake is not None)
+            self.mine[SLEEPS] = int(self.fabric.wake is not None)
             self._fence()
             self.mailbox.sleep_until(lambda: not self.missing() or self.mailbox.is_over(self.run))
             self.mine[SLEEPS] = 0
-
-    def _explain(self, signature: Signature, side: int) -> None:
-        """Exchange in words what was called, and where; then raise."""
-        start = TEXT + side * TEXT_BYTES
-        text = self._fitting(signature, f" at {call_site()}")
-        self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
-        self.barrier("collectives that do not match")
-        shown = [bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)) for block in self.bytes]
-        raise mismatch(self.members, [text.decode(errors="replace") for text in shown])
-
-    def _fitting(self, signature: Signature, site: str) -> bytes:
-        """Return a call and its place in words; of a long one, the beginning and its digest."""
-        text = signature.text.encode()
-        if len(text) + len(site.encode()) > TEXT_BYTES:
-            site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"
-            room = TEXT_BYTES - len(site.encode())
-            text = text[:room].decode(errors="ignore").encode()
-        return text + site.encode()
 
 
 Memory = SharedMemory | DeviceMemory
@@ -168,7 +142,7 @@ class SharedMemoryCommunicator:
             if new_block is None:
                 return None
             block, blocks = new_block, [places[parent.members.index(rank)] for rank in members]
-        board = Board(fabric, members.index(fabric.rank), members, blocks, block)
+        board = Board(fabric, new, blocks, block)
         if parent is None and fabric.table is not None and len(members) > 1:
             table, fabric.table = fabric.table, None
             fabric.device_memory = share_device_memory(memory, table, fabric.own_process, board)
