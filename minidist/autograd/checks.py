@@ -149,23 +149,31 @@ def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
 def first_gradient(root: Leaf, grad: Array | None) -> Array:
     """Return the gradient with which backward begins at root."""
     data = root.data
-    if not root.requires_grad:
-        raise WrongInput("this tensor does not depend on anything that requires a gradient")
-    if grad is None and data.size != 1:
-        raise WrongInput(
-            f"backward needs grad= of shape {data.shape}: only one element may default to 1"
-        )
+    if not root.requires_grad or (grad is None and data.size != 1):
+        raise no_first_gradient(root)
     grad = array_module(data).ones_like(data) if grad is None else as_array(grad)
+    if (on_gpu(grad), grad.shape, grad.dtype) != (on_gpu(data), data.shape, data.dtype):
+        raise unlike(grad, data)
+    return grad
+
+
+def no_first_gradient(root: Leaf) -> ValueError:
+    if not root.requires_grad:
+        return WrongInput("this tensor does not depend on anything that requires a gradient")
+    return WrongInput(
+        f"backward needs grad= of shape {root.data.shape}: only one element may default to 1"
+    )
+
+
+def unlike(grad: Array, data: Array) -> ValueError:
     if on_gpu(grad) != on_gpu(data):
-        raise WrongInput(
+        return WrongInput(
             "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
             "move grad with backend.to_device"
         )
-    if (grad.shape, grad.dtype) != (data.shape, data.dtype):
-        raise WrongInput(
-            f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {data.dtype}{list(data.shape)}"
-        )
-    return grad
+    return WrongInput(
+        f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {data.dtype}{list(data.shape)}"
+    )
 
 
 def not_one_per_input(function: Node, gradients: tuple) -> ValueError:
