@@ -180,7 +180,7 @@ class Hybrid(Trainer):
                 "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
         loss = self.pipeline.run(self.micro_batches(batch))
-        if isinstance(self.copies, ShardedLayers):  # no sum has been beside the pipeline
+        if isinstance(self.copies, ShardedLayers):  # nothing was summed during the pipeline
             self.copies.end_backward(last=True)
         sum_loads(self.model, self.replicas)
         return self.total(loss)

@@ -92,7 +92,7 @@ class Bucketed:
             finally:
                 self.missing = None
                 self.orders.end()
-            self.wait()
+        self.wait()
 
     def wait(self) -> None:
         """Wait for the sums that were begun; then no second thread adds any more."""

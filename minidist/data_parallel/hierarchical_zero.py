@@ -19,13 +19,10 @@ A ring of all N ranks would send 3 m S (N-1)/N from each host to the next; here 
 from all k ranks of a host together. The price is memory: S/k, not S/N.
 """
 
-from collections.abc import Iterable
 from numbers import Integral
 
 from minidist.comm import Group
-from minidist.data_parallel.zero_layers import LayerShard
 from minidist.errors import WrongInput
-from minidist.parallel import sum_gradients
 
 
 def two_levels(group: Group, shards: int | None) -> tuple[Group, Group]:
@@ -39,12 +36,3 @@ def two_levels(group: Group, shards: int | None) -> tuple[Group, Group]:
             f"groups of {k} shards do not make up {group.size} ranks; use a divisor of {group.size}"
         )
     return group.split(group.rank // k), group.split(group.rank % k)
-
-
-def sum_copies(shards: Iterable[LayerShard], between: Group) -> None:
-    """Add up the shards' gradients over the copies: the second hop, once all micro-batches are in.
-
-    ValueError if they have been added up in this step already.
-    """
-    if between.size > 1:
-        sum_gradients([s.parameter for s in shards], between)

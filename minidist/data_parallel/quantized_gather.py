@@ -16,7 +16,7 @@ from numbers import Integral
 
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
-from minidist.data_parallel.zero_layers import Gather, LayerShard, gather_whole
+from minidist.data_parallel.zero_layers import LayerShard
 from minidist.errors import check_number
 from minidist.pieces import split_sizes
 
@@ -41,11 +41,6 @@ class QuantizedGather:
             mine = slice(level, level + size)
             place[mine] = dequantize(levels[mine], scales[scale : scale + blocks], self.block)
             level, scale = level + size, scale + blocks
-
-
-def gather_in(block: int | None) -> Gather:
-    """Return how weights travel: as int8, with a scale per block; None: as they are."""
-    return gather_whole if block is None else QuantizedGather(block)
 
 
 def size_of_block(block: int, n: int) -> int:

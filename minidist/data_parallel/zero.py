@@ -34,14 +34,15 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.data_parallel.hierarchical_zero import sum_copies, two_levels
-from minidist.data_parallel.quantized_gather import gather_in
+from minidist.data_parallel.hierarchical_zero import two_levels
+from minidist.data_parallel.quantized_gather import QuantizedGather
 from minidist.data_parallel.zero_layers import (
     Gatherer,
     LayerShard,
     ZeroLayer,
     as_vector,
     bytes_of,
+    gather_whole,
     load_shards,
     shared_buffers,
     unlocked,
@@ -59,6 +60,7 @@ from minidist.parallel import (
     check_balance,
     check_replicas,
     check_statistics,
+    sum_gradients,
     summed_ranks,
 )
 from minidist.parallel.trainer import AllHeld, AnyOptimizer, Trainer
@@ -149,10 +151,13 @@ class ShardedCopies(AllHeld):
                 p.grad = None
 
     def sum_copies(self, shards: list[LayerShard]) -> None:
-        """Add up the shards' gradients over the ranks with other copies, if there are any."""
+        """Add up the shards' gradients over the copies: the second hop, after all micro-batches.
+
+        ValueError if they have been added up in this step already.
+        """
         for s in shards:
-            if s.group in self.between:
-                sum_copies([s], self.between[s.group])
+            if s.group in self.between and self.between[s.group].size > 1:
+                sum_gradients([s.parameter], self.between[s.group])
 
     def counted_here(self, parameters: list[nn.Parameter]) -> list[Array]:
         """Return the parts of these gradients that this rank counts, so that each counts once."""
@@ -222,8 +227,8 @@ class ShardedLayers(ShardedCopies):
         gradient   all layers write theirs into one buffer. So the layer that has it is summed
                    before the next one begins its backward, of whatever pass, and at the end
         weights    stage 3 gathers a layer's before each of its passes, into two buffers in turn.
-                   What a forward pass keeps of them is a view: right again when backward has
-                   gathered them
+                   The graph keeps views of the buffers, which are valid again once backward has
+                   gathered the weights
 
     chunks    the layers of each of this rank's chunks, which are wrapped in place
     block     in stage 3: how many weights share a scale, see `Zero`
@@ -249,7 +254,8 @@ class ShardedLayers(ShardedCopies):
         if stage == 3 and self.shards:
             apart = {group: group.split(0) for group in dict.fromkeys(s.group for s in self.shards)}
             self.groups += apart.values()
-            self.gatherer = Gatherer(self.of_layer, apart, gather_in(block))
+            fill = gather_whole if block is None else QuantizedGather(block)
+            self.gatherer = Gatherer(self.of_layer, apart, fill)
             self.leave_to_shards(flats)
         self.chunk_of: list[range] = []  # of each layer: the numbers of its chunk's
         for layers in chunks:
@@ -284,7 +290,7 @@ class ShardedLayers(ShardedCopies):
     def need(self, k: int, then: int) -> None:
         """Wait for layer k's weights; begin to gather those of layer `then`, if it is k's chunk's.
 
-        Which chunk comes next, the layers do not know.
+        A layer does not know which chunk runs next.
         """
         if self.gatherer is not None:
             self.gatherer.need(k, then if then in self.chunk_of[k] else -1)

@@ -117,11 +117,7 @@ class ParallelTransformer(nn.Sequential):
         parts: Parts | None = None,
         check_weights: bool = True,
     ):
-        if not isinstance(model, nn.Transformer | nn.Seq2Seq):
-            raise WrongInput(
-                f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer or an "
-                "nn.Seq2Seq"
-            )
+        check_transformer(model)
         if check_weights:
             check_same_weights(model, group)
         share_scales(model.parameters(), group)
@@ -150,6 +146,14 @@ class ParallelTransformer(nn.Sequential):
             tied = embedding.token.weight
         split = VocabParallelHead(head, group, tied, parts.product)
         super().__init__([embedding, *blocks, split])
+
+
+def check_transformer(model: nn.Module) -> None:
+    if not isinstance(model, nn.Transformer | nn.Seq2Seq):
+        raise WrongInput(
+            f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer or an "
+            "nn.Seq2Seq"
+        )
 
 
 ATTENTION: dict[type[nn.Module], Callable] = {

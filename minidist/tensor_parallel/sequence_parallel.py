@@ -14,8 +14,6 @@ column-parallel layer. Parameters that act on a part of the sequence (norms, row
 get only a part of their gradient on each rank; `all_reduce_partial` sums the parts.
 """
 
-import numpy as np
-
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
@@ -92,26 +90,16 @@ class GatheredProducts(Function):
         return dx, *dws
 
 
-class SequenceColumnLinear(nn.Module):
+class SequenceColumnLinear(ColumnParallelLinear):
     """Y[B, T, F/N] = activation(all_gather(X[B, T/N, C]) W[C, F/N] + b[F/N])."""
-
-    def __init__(self, linear: nn.Linear, group: Group, columns: np.ndarray | None = None):
-        split = ColumnParallelLinear(linear, group, columns)
-        self.group, self.activation = group, split.activation
-        self.weight, self.bias = split.weight, split.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         arguments = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         return ACTIVATIONS[self.activation](GatheredLinear(self.group)(*arguments))
 
 
-class SequenceRowLinear(nn.Module):
+class SequenceRowLinear(RowParallelLinear):
     """Y[B, T/N, F] = activation(reduce_scatter(X[B, T, C/N] W[C/N, F]) + b[F])."""
-
-    def __init__(self, linear: nn.Linear, group: Group):
-        split = RowParallelLinear(linear, group)
-        self.group, self.activation = group, split.activation
-        self.weight, self.bias = split.weight, split.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         y = reduce_scatter(functions.linear(x, self.weight), self.group, SEQUENCE)

@@ -37,6 +37,7 @@ from minidist.tensor_parallel.parallel_grouped_queries import ParallelGroupedQue
 from minidist.tensor_parallel.parallel_transformer import (
     ParallelTransformer,
     Parts,
+    check_transformer,
     split_attention,
 )
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
@@ -118,12 +119,6 @@ def by_vocabulary(model: nn.Module, group: Group) -> nn.Module:
         assert isinstance(embedding, nn.TokenAndPosition)
         tied_to = embedding.token.weight
     return nn.Sequential([embedding, *blocks, VocabParallelHead(head, group, tied_to)])
-
-
-def check_transformer(model: nn.Module) -> None:
-    if not isinstance(model, nn.Transformer | nn.Seq2Seq):
-        kind = type(model).__name__
-        raise WrongInput(f"cannot split {kind}; use an nn.Transformer or an nn.Seq2Seq")
 
 
 def _loss(model: nn.Module, group: Group) -> Callable:
