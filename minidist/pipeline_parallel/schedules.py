@@ -100,6 +100,9 @@ def order_of(
     if not isinstance(schedule, str):
         return own_order(schedule, p, micro_batches, chunks, options)
     m, v = 4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks
+    if options and schedule in SCHEDULES:  # here these numbers have names, which may be misspelt
+        names = ["weights_last", "micro_batches", "chunks"]
+        check_options(SCHEDULES[schedule].build, options, schedule, names)
     result = programs(schedule, p, m, v, **options)
     if SCHEDULES[schedule].asynchronous:
         raise WrongInput(f"{schedule} {UPDATES_ITSELF}")
