@@ -254,7 +254,7 @@ def check_index(index, a: Array) -> None:
 
 
 def axes_of(part) -> int:
-    """Return how many axes of an array a part of an index takes."""
+    """Return the number of axes of an array that a part of an index takes."""
     if part is None or part is Ellipsis:
         return 0
     return part.ndim if not isinstance(part, slice) and part.dtype == bool else 1

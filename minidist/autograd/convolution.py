@@ -159,7 +159,7 @@ class Windows:
         return padded[:, :, p : p + height, q : q + width]
 
     def at_once(self, x: Array) -> int:
-        """Return how many examples have about BLOCK bytes of columns, 1 or more."""
+        """Return the number of examples whose columns have about BLOCK bytes, 1 or more."""
         each = self.image[1] * math.prod(self.kernel) * self.run * x.itemsize
         return max(1, min(len(x), (GPU_BLOCK if on_gpu(x) else BLOCK) // each))
 

@@ -26,7 +26,7 @@ IGNORED = -1  # a target that does not count
 
 
 def counted(targets: Array) -> int:
-    """Return how many targets count: of integers all but IGNORED, of other ones all.
+    """Return the number of targets that count: of integers all but IGNORED, of other ones all.
 
     Of an array on a GPU this waits for the GPU, except of unsigned integers: all of them count.
     """

@@ -157,7 +157,7 @@ def beam_search(decoder: CachedTranslator, beam: int) -> np.ndarray:
 
 
 def largest(total: np.ndarray, n: int) -> np.ndarray:
-    """Return where the n largest of each row are, the largest first; of equal ones, the first."""
+    """Return the indices of the n largest of each row, largest first; of equal ones, the first."""
     n = min(n, total.shape[1])
     least = np.partition(total, -n, axis=1)[:, -n, None]
     ordered = np.where(total >= least, -total, np.inf)  # a sort is fast where most are equal

@@ -224,14 +224,14 @@ def cast_state(parameters: dict[str, Parameter], state: dict) -> dict[str, Array
 
 def as_layers(layers: Module | Iterable[Module]) -> list[Module]:
     """Return a module, or modules that follow each other, as a list; ValueError for others."""
-    found = [layers] if isinstance(layers, Module) else list(layers)
-    for layer in found:
+    layers = [layers] if isinstance(layers, Module) else list(layers)
+    for layer in layers:
         if not isinstance(layer, Module):
             raise WrongInput(
                 f"a layer is an nn.Module, not {layer!r}; derive a class from nn.Module with a "
                 "forward(x, randomness=None)"
             )
-    return found
+    return layers
 
 
 class Sequential(Module):

@@ -92,7 +92,7 @@ class Slice:
         return part.reshape(-1)[self.start : self.stop]
 
     def positions(self) -> np.ndarray:
-        """Return where each element is in the global array in C order; -1: it is padding."""
+        """Return the place of each element in the global array, in C order; -1: padding."""
         if self.shard is None:
             return np.arange(self.start, self.stop)
         cut, inner = self.shard, math.prod(self.shape[self.shard.axis + 1 :])

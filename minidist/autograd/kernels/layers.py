@@ -172,7 +172,7 @@ def examples_beside(randomness: Randomness, x: Array) -> Array:
 
 
 def runs_of(positions: Positions, row: int) -> tuple[int, int, int]:
-    """Return where two runs of rows of `row` elements begin, how long the first is, and the gap."""
+    """Return the start of two runs of rows of `row` elements, the length of the first, the gap."""
     if len(positions.runs) > 2:
         raise WrongInput(
             f"dropout on a GPU takes positions in two runs at most, not {len(positions.runs)}"
@@ -182,7 +182,7 @@ def runs_of(positions: Positions, row: int) -> tuple[int, int, int]:
 
 
 def first_of(full_shape: tuple[int, ...], window, part: int) -> int:
-    """Return where a window of `part` consecutive elements begins in an array of this shape.
+    """Return the start of a window of `part` consecutive elements in an array of this shape.
 
     ValueError if they are not consecutive.
     """

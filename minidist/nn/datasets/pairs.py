@@ -144,7 +144,7 @@ class Vocabulary:
         return english_words(text) if self.spaced else list(text)
 
     def known(self, text: str) -> int:
-        """Return how many words of a text have a token."""
+        """Return the number of words of a text that have a token."""
         return sum(word in self.tokens for word in self.split(text))
 
     def encode(self, text: str) -> np.ndarray:

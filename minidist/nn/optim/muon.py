@@ -51,7 +51,7 @@ def newton_schulz(x: Array, iterations: int = 5) -> Array:
 
 
 def hidden_matrices(name: str, shape: tuple[int, ...]) -> int:
-    """Return how many matrices Muon updates in a parameter, side by side; 0: it is AdamW's.
+    """Return the number of matrices, side by side, in a parameter of Muon; 0: it is AdamW's.
 
     Gate and up of a SwiGLU, which share a parameter, are one.
     """

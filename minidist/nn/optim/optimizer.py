@@ -123,7 +123,7 @@ class Optimizer:
         return 0
 
     def arrays_for(self, s: FlatSlice) -> int:
-        """Return how many of them a flat slice has, from the first one on."""
+        """Return the number of state arrays that a flat slice has, from the first one on."""
         return self.state_arrays
 
     def directions(self, factor: float) -> list[tuple[Array, float]]:
@@ -203,7 +203,7 @@ class Optimizer:
         return s.data if self.rounding else widen(s.data)
 
     def round(self, new: Array, s: FlatSlice, number: int) -> Array:
-        """Return what is to be stored of new weights (number 0), or of an array of their state."""
+        """Return new weights (number 0), or an array of their state, as they are stored."""
         return new if self.rounding is None else self.rounding(new, s, self.steps, number)
 
     def step_at(self, positions: Array, gradient: Array) -> None:
