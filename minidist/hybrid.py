@@ -188,7 +188,7 @@ class Hybrid(Trainer):
     def run_forward(self, batch: list[Batch]) -> Array:
         return self.pipeline.run_forward(batch)
 
-    def sum_gradients(self, layers: list[nn.Module]) -> None:  # type: ignore[override]  # some
+    def sum_gradients(self, layers: list[nn.Module]) -> None:  # type: ignore[override]  # of these layers, not of all
         """Sum these layers' gradients: over tp, if the sequence is split, then over dp and cp.
 
         The pipeline calls it when they are complete, in a second thread (see reduction.py).

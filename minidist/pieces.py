@@ -85,3 +85,14 @@ def computed_scores(T: int) -> int:
 def blocks(T: int, length: int) -> list[tuple[int, int]]:
     """Return each block's first position and the one after its last; the last may be shorter."""
     return [(a, min(a + length, T)) for a in range(0, T, length)]
+
+
+def prime_factors(n: int) -> tuple[int, ...]:
+    """Return the prime factors, the largest first."""
+    factors: tuple[int, ...] = ()
+    k = 2
+    while k * k <= n:
+        while n % k == 0:
+            factors, n = (k, *factors), n // k
+        k += 1
+    return (n, *factors) if n > 1 else factors

@@ -1,4 +1,4 @@
-"""In which numbers the products with a weight are computed, and its gradient is added up."""
+"""The number formats of products with a weight, and of the sum of its gradient."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class EightBits:
     gradient  the format of dY
     share     given the largest |x| of this rank's array, returns that of the whole one: ranks that
               hold parts of an array, or other examples, have one scale for it
-    ranks     the ranks that share one scale (replicas.share_scales)
+    ranks     the ranks that share one scale (parallel.share_scales)
     """
 
     block: int | None = 128
@@ -48,7 +48,7 @@ class EightBits:
         if self.block is None and self.share is own_scale and len(held) < full:
             raise WrongInput(
                 f"a rank's {len(held)} of {full} {name} are a part of an array with one scale; "
-                "call replicas.share_scales(parameters, group) before the split, or use "
+                "call parallel.share_scales(parameters, group) before the split, or use "
                 "EightBits(block)"
             )
         for first in range(0, len(held), block) if self.block else ():
@@ -64,7 +64,7 @@ class EightBits:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """In which numbers a leaf is multiplied, and its gradient is added up.
+    """The formats in which a leaf is multiplied and its gradient is summed.
 
     product      how products with this weight are computed, or None: in its own dtype
     grad_dtype   a wider dtype, in which its gradients are added up, or None: its own

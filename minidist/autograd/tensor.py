@@ -33,7 +33,7 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
-    format         in which numbers products with it are computed
+    format         the NumberFormat of products with it
     ops            operators.py, set by the package because that module imports this one
     """
 

@@ -78,7 +78,7 @@ def parts_of(model: Holder, optimizer: AnyOptimizer) -> list[Part]:
             parts.append(Part(cut, widen(values[at])))
             parts += [Part(of_state(cut, i), widen(array[at])) for i, array in enumerate(state)]
     for p in model.named_parameters().values():
-        # Frozen, such as a batch norm's running mean:
+        # frozen parameters, such as a batch norm's running mean
         if not p.requires_grad and not p.placement.elsewhere:
             parts.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
     return parts

@@ -66,7 +66,7 @@ class Command:
 
     EXAMPLES  command lines, the end of the help
     GROUPS    {heading of the help: names of options}; "": no heading, "|": at most one of them
-    asked     {name: value} of the options that are not as by default
+    asked     {name: value} of the options that differ from their default
     """
 
     EXAMPLES: ClassVar[tuple[str, ...]] = ()

@@ -41,8 +41,8 @@ from minidist.training.elastic import train_elastic
 from minidist.training.kinds import KINDS, MODELS, Data, kind_of, load, model_of
 from minidist.training.loop import train, warm_up_and_decay
 from minidist.training.presets import PRESETS, chosen
-from minidist.training.resume import goes_on
-from minidist.training.servers import in_words, plan_in_words, train_with_servers
+from minidist.training.resume import first_step_and_remarks
+from minidist.training.servers import plan_in_words, traffic_in_words, train_with_servers
 from minidist.training.settings import OF_MESHES, OF_SERVERS, Settings, mesh_in_words
 from minidist.training.translation import translate
 from minidist.verify.certificate import certify, replayed
@@ -188,7 +188,7 @@ class TrainCommand(Command):
         keep, data = self.keep(), self.read_data(settings)
         if self.plot is not None:
             check_path(self.plot, "a plot", FIGURES)
-        first, remarks = goes_on(keep, data, settings)
+        first, remarks = first_step_and_remarks(keep, data, settings)
         if remarks:
             print("; ".join(remarks))
         model = model_of(data, settings)
@@ -284,7 +284,7 @@ class TrainCommand(Command):
             losses, state, *_ = ranks[0]
         seconds = time.perf_counter() - begin
         if settings.servers:
-            print(in_words(ranks))
+            print(traffic_in_words(ranks))
         if self.replay:
             arrays = replayed(ranks, data, settings, **where)
             print(f"replay of the servers' logs: the same bits in all {arrays} arrays")

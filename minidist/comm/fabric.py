@@ -163,7 +163,7 @@ class Mailbox:
     def _is_ready(self, sources: list[int], key: Key) -> bool:
         """Return whether there is a message of `key` from one of these sources, or the run is over.
 
-        If there is none, the next one leads to `notify`.
+        If there is none, the next one calls `notify`.
         """
         for source in sources:
             if source in self.polled and (source, key) not in self.messages:
@@ -323,7 +323,7 @@ class Fabric:
     rank, size, hosts, device  see Place
     mailbox            where its messages arrive
     memory             its memory on the host, which the ranks of the host share
-    wake               (rank): leads to `notify` of that rank's mailbox; None if ranks poll
+    wake               (rank): makes that rank's mailbox `notify`; None if ranks poll
     deliver            (to, key, message): the transport's part of a send to another rank, by one
                        thread at a time for each; the array has been copied when it returns
     own_process        whether the rank is a process, and not one thread of the caller's
@@ -444,7 +444,7 @@ class Fabric:
     def exchange(
         self, members: list[int], key: Key, mine: np.ndarray, operation: str
     ) -> list[np.ndarray]:
-        """Return the array of each of these ranks, all of which call this; `key` is for this."""
+        """Return the array of each of these ranks, all of which call this; `key` is its own."""
         received, missing = {self.rank: mine}, [rank for rank in members if rank != self.rank]
         for rank in missing:
             self.send(rank, key, mine)

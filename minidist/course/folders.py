@@ -1,4 +1,4 @@
-"""Grade one folder as its lab.txt says, or as a teacher does; read and write a teacher's files."""
+"""Grade one folder as its lab.txt or a teacher says; read and write a teacher's files."""
 
 import json
 import os

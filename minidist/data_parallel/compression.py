@@ -132,7 +132,7 @@ class Memory:
         self.kept: tuple[dict[str, Array], ...] = kept
         self.parameters = model.parameters()
         self.steps, self.skipped, self.ended = 0, 0, True
-        self.weights = Since(self.last_loaded)
+        self.weights = Since(self.last_replaced)
         self.before: tuple[int, list[dict]] | None = None
         self.last_scale: Scale | None = None
 
@@ -161,7 +161,7 @@ class Memory:
         elif self.last_scale is None:
             self.before = None
 
-    def last_loaded(self) -> int:
+    def last_replaced(self) -> int:
         return max((p.replaced for p in self.parameters), default=0)
 
     def settle(self) -> None:

@@ -389,7 +389,7 @@ class Zero(Trainer):
         same = check_replicas(model, group, check_weights, micro_batches=micro_batches)
         super().__init__(model, group, check_group=same, micro_batches=micro_batches)
         self.stage = stage
-        # By another strategy, too:
+        # what another strategy has split counts, too
         self.split = [p.name for p in model.parameters() if p.placement.spread]
         self.peak = 0
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
@@ -425,14 +425,12 @@ class Zero(Trainer):
                 "this step's gradient is reduced already; "
                 "pass last=False for all micro-batches but the last"
             )
+        if last:  # once a step: a norm may have been set to train since the last one
+            check_statistics(self.model, self.group.size, self.m)
+            check_balance(self.model, self.group.size)
         with self.batches.batch():
             loss.backward()
             self.sample_memory()
-            if last:
-                check_statistics(
-                    self.model, self.group.size, self.m
-                )  # as now: a norm may train again
-                check_balance(self.model, self.group.size)
             self.copies.end_backward(last)
 
     def sample_memory(self) -> None:

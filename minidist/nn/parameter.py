@@ -73,8 +73,8 @@ class Parameter(Tensor):
                  What is added to it later does not change it
     keeper       the shard that gets its summed gradient, with ZeRO; or None
     drops        how often the gradient was set to None
-    replaced     when the data was last replaced, on the clock of `tick`; an optimizer's steps do
-                 not count
+    replaced     when `load` or the home's `changed` last replaced the data, on the clock of
+                 `tick`; 0: never
     """
 
     name: str

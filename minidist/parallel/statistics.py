@@ -103,7 +103,7 @@ def check_statistics(
             raise WrongInput(
                 f"the scales of {p.name} are of whole arrays, not of the parts on one of {ranks} "
                 f"ranks, or in one of {micro_batches} micro-batches; use one micro-batch and call "
-                "replicas.share_scales(model.parameters(), group) first, or use EightBits(block)"
+                "parallel.share_scales(model.parameters(), group) first, or use EightBits(block)"
             )
     for norm in model.modules(BatchNorm):
         if not norm.training:

@@ -115,9 +115,9 @@ class AllHeld:
 
 
 class Trainer:
-    """This rank's part of a model, with copies of it on all ranks.
+    """This rank's part of a model; by default each rank has a copy of all of it.
 
-    A strategy cuts the model before `__init__`, and overrides what is not as with copies of it:
+    A strategy cuts the model before `__init__`, and overrides what differs from that:
 
     share          which part of a batch this rank gets
     sum_gradients  which gradients are then parts of a sum

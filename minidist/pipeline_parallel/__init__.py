@@ -4,7 +4,7 @@
 `interleaved_zb.py`, `dualpipe_v.py`, `controllable_memory.py`, `zb_auto.py`,
 `schedules.py`, `reduction.py`; then `pipedream.py`, `weight_stashing.py`.
 `partition.py` and `branch_placement.py` are independent. For an order of your own: `text.py`,
-`random_order.py`.
+`random_order.py`, and the proof at the end of `validation.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -142,8 +142,8 @@ def forward_backward(
             embeddings[i] = model.embed(x[:, i], randomness)
     gradients: dict[int, Array] = {}
     if group.rank == JOIN:
-        ends_in = loss or model.loss
-        value, gradients = _join(model, embeddings, targets, group, ends_in, reduction_size)
+        loss = loss or model.loss
+        value, gradients = _join(model, embeddings, targets, group, loss, reduction_size)
     else:
         group.send(embeddings[group.rank].data, to=JOIN)
         if is_recording():
@@ -178,6 +178,7 @@ def _join(
 
 def all_reduce_shared(model: nn.Siamese, group: Group) -> None:
     """Give both ranks the sum of each shared parameter's gradient; None adds zero."""
+    check_branches(model, group)
     sum_gradients(shared_parameters(model), group)
 
 

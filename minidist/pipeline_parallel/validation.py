@@ -61,8 +61,9 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
         raise WrongInput(f"there are {len(programs)} programs for {p} ranks")
     if len(placement_of(programs)) != p:
         raise WrongInput(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
-    for faults in (of_ranks, of_stages, of_updates, of_transfers, of_order):
-        refuse_first(faults(programs, m), programs)
+    checks = of_ranks(programs, m), of_stages(programs, m), of_updates(programs, m)
+    for faults in (*checks, of_transfers(programs), of_order(programs)):
+        refuse_first(faults, programs)
     if pairs_of(programs):
         bare = without_transfers(programs)
         refuse_first(of_pairs(bare), bare)
@@ -84,7 +85,7 @@ def of_ranks(programs: list[list[Action]], m: int) -> Faults:
 
 
 def of_rank(program: list[Action], chunks: int, m: int, sums: bool) -> Iterator[tuple[int, str]]:
-    """Yield the faults of one program; no use is made of what comes after the first.
+    """Yield the faults of one program; only the first is reliable.
 
     sums  whether any program has an R
     """
@@ -139,7 +140,7 @@ def is_summed_by(action: Action, total: Update | Reduce) -> bool:
 
 
 def of_stages(programs: list[list[Action]], m: int) -> Faults:
-    """Yield the micro-batches that a stage takes not once, on any one of its replicas."""
+    """Yield the micro-batches that do not pass a stage exactly once, on one of its replicas."""
     if m < 1:
         raise WrongInput(
             f"the programs of {len(programs)} ranks have no micro-batch; begin one with F0"
@@ -179,7 +180,7 @@ def of_updates(programs: list[list[Action]], m: int) -> Faults:
                 yield rank, at, what
 
 
-def of_transfers(programs: list[list[Action]], m: int) -> Faults:
+def of_transfers(programs: list[list[Action]]) -> Faults:
     """Yield uses without a receive before, results without a send after them; other transfers."""
     if not communicates(programs):
         return
@@ -207,7 +208,7 @@ def without_transfers(programs: list[list[Action]]) -> Programs:
     return Programs(bare, placement_of(programs), pairs_of(programs))
 
 
-def of_order(programs: list[list[Action]], m: int = 0, overlap: bool = False) -> Faults:
+def of_order(programs: list[list[Action]], overlap: bool = False) -> Faults:
     """Yield where ranks wait, if there is no order in which all of them finish."""
     try:
         for _ in in_order(programs, overlap):
@@ -259,7 +260,7 @@ def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> 
     return "\n".join(lines)
 
 
-Sums = dict[tuple[int, int], Counter]  # (rank, chunk): how often each micro-batch is in its dW
+Counts = dict[tuple[int, int], Counter]  # (rank, chunk): how often each micro-batch is in its dW
 
 
 def certificate(programs: Programs, m: int) -> dict:
@@ -284,7 +285,9 @@ def certificate(programs: Programs, m: int) -> dict:
     return {"ok": wrong is None, "rows": rows, "words": words}
 
 
-def gradients(placement: list[list[int]], steps: Iterable[tuple[int, Action]]) -> tuple[Sums, Sums]:
+def gradients(
+    placement: list[list[int]], steps: Iterable[tuple[int, Action]]
+) -> tuple[Counts, Counts]:
     """Return what is left in dW at the end, and what U or R took from it.
 
     steps  (rank, action) in the order of execution

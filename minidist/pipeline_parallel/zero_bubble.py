@@ -60,7 +60,10 @@ def zb_v(p: int, m: int) -> Programs:
 
 
 def actions_of(steps: Iterable[str], m: float = inf) -> Iterator[Action]:
-    """Yield F0 F1 I0 ... of F F I ...; of F1, kind and chunk, F0.1. Each step comes m times."""
+    """Yield F0 F1 I0 ... for the steps F F I ...; the step F1 is a kind and a chunk.
+
+    Each comes at most m times.
+    """
     done: Counter[str] = Counter()
     for step in steps:
         if done[step] < m:

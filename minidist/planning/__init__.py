@@ -1,8 +1,8 @@
 """What a strategy will cost before it runs, and which one is best.  In reading order:
 
-Tasks on a clock
-    clock.py              tasks that wait for each other, on devices that do one at a time
+Programs and tasks on clocks
     simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline, critical path
+    clock.py              tasks that wait for each other, on devices that do one at a time
     year_of_training.py   a long run whose hosts fail or slow down: what is useful, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)

@@ -28,6 +28,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
+from minidist.pieces import prime_factors
 from minidist.planning.graph import Graph, adjoint, d, has_gradient
 
 MOST_RANKS = 10**12  # whose prime factors are looked for: a million numbers are tried
@@ -223,14 +224,3 @@ def coalesced(graph: Graph) -> dict[str, str]:
             one = next(name for name in graph.values if name in ends)
             first = {name: one if end in ends else end for name, end in first.items()}
     return first
-
-
-def prime_factors(n: int) -> tuple[int, ...]:
-    """Return the prime factors, the largest first."""
-    found: tuple[int, ...] = ()
-    k = 2
-    while k * k <= n:
-        while n % k == 0:
-            found, n = (k, *found), n // k
-        k += 1
-    return (n, *found) if n > 1 else found

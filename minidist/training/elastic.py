@@ -71,7 +71,7 @@ def train_elastic(
 
     say    is told of each death: where the run goes on, and on which mesh
     log    see train
-    where device and timeout, see run
+    where device, timeout and transport, see run
 
     RankDied is raised if the last rank dies.
     """

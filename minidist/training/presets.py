@@ -5,6 +5,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from minidist.errors import WrongInput
+from minidist.pieces import prime_factors
 
 
 class Preset(NamedTuple):
@@ -42,17 +43,9 @@ ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 def mesh_of(ranks: int) -> dict[str, int]:
     """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
     sizes, axes = {"dp": 1, "pp": 1, "tp": 1}, cycle(["dp", "pp", "tp"])
-    while ranks > 1:
-        factor = largest_prime(ranks)
-        sizes[next(axes)] *= factor
-        ranks //= factor
+    for factor, axis in zip(prime_factors(ranks), axes, strict=False):
+        sizes[axis] *= factor
     return sizes
-
-
-def largest_prime(n: int) -> int:
-    """Return the largest prime factor: what is left without the smaller ones."""
-    smallest = next((p for p in range(2, n) if n % p == 0), n)
-    return n if smallest == n else largest_prime(n // smallest)
 
 
 def chosen(name: str, ranks: int, asked: Mapping) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.setup import description
 
 
-def goes_on(keep: Keep | None, data: Data, settings: Settings) -> tuple[int, list[str]]:
+def first_step_and_remarks(
+    keep: Keep | None, data: Data, settings: Settings
+) -> tuple[int, list[str]]:
     """Return the step that a run begins with, and in words what it goes on from, if it does."""
     run = description(data, settings)
     saved = keep and keep.saved(run, DEFAULTS)

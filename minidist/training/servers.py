@@ -65,7 +65,7 @@ class Served(NamedTuple):
     sent: int
 
 
-def in_words(ranks: list[Served]) -> str:
+def traffic_in_words(ranks: list[Served]) -> str:
     """Return how stale the gradients were, and how much was sent."""
     stale = [updates for rank in ranks for updates in rank.staleness]
     pulled = sum(rank.sent for rank in ranks if rank.log is not None) / 1e6
@@ -83,7 +83,8 @@ def train_with_servers(
     keep: Keep | None = None,
     log: str | None = None,
 ) -> Served:
-    """Serve or work on this rank, `settings.steps` batches; the first ranks serve.
+    """Serve or work on this rank, `settings.steps` batches; the first `settings.servers`
+    ranks serve.
 
     keep  where all ranks save a checkpoint at the end, which any mesh can read
     log   the file in which the first worker writes a row per minibatch, see setup.py
@@ -117,7 +118,7 @@ def serve_or_work(
 
 
 def plan_of(settings: Settings) -> ServerPlan:
-    """Return how servers and workers share the work; ValueError if no plan is like this."""
+    """Return how servers and workers share the work; ValueError if they do not go together."""
     return ServerPlan(
         settings.servers or 1,
         settings.staleness,

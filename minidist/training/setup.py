@@ -115,9 +115,9 @@ def begin(
 
 
 def description(data: Data, settings: Settings) -> dict:
-    """Return what a checkpoint says of a run: all that decides its numbers, but who computes."""
-    elsewhere = {*OF_MESHES, *OF_SERVERS}
-    of_run = {name: value for name, value in asdict(settings).items() if name not in elsewhere}
+    """Return what a checkpoint records of a run: what decides its numbers, not its ranks."""
+    of_ranks = {*OF_MESHES, *OF_SERVERS}
+    of_run = {name: value for name, value in asdict(settings).items() if name not in of_ranks}
     return {"settings": of_run, "data": kind_of(data).description(data)}
 
 

@@ -77,7 +77,7 @@ def gradients(group: Group, case: Case, settings: Settings) -> dict[str, np.ndar
 
 
 def replayed(ranks: list[Served], data: Data, settings: Settings, **where) -> int:
-    """Repeat a run from the logs of its servers; return of how many arrays all bits are the same.
+    """Repeat a run from its servers' logs; return the number of arrays, all equal bit for bit.
 
     where  device, timeout and transport, see run; RuntimeError if a bit differs
     """

@@ -195,6 +195,7 @@ def gradients(
     inputs: np.ndarray,
     targets: np.ndarray,
     size: int,
+    loss: Callable | None = None,
     transport: str = "process",
     cluster: Cluster | None = None,
     device: str = "cpu",
@@ -208,7 +209,7 @@ def gradients(
     """
     entry = find(strategy)
     x, y = as_array(inputs), as_array(targets)
-    case = Case("given", model, x, y, model.loss, options=options)
+    case = Case("given", model, x, y, loss or model.loss, options=options)
     got = [rank.gradients for rank in _run(entry, case, size, cluster, transport, device)]
     agreement = compare(got, got[0])
     if not agreement.ok:

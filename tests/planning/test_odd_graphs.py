@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from minidist.pieces import prime_factors
 from minidist.planning import Machine, TransformerSize, flexflow, pipedream, tofu
 from minidist.planning.flexflow import Simulator, data_parallel
 from minidist.planning.graph import Graph, Op, Value, with_gradients
 from minidist.planning.gspmd import Replicated, Split, propagate
-from minidist.planning.tofu import prime_factors
 
 RATES = {"flops": 1e9, "memory": 1e30, "link": 1e8, "network": 1e7}
 PRODUCT = ("matmul", ("x", "W"), "y", "bi,io->bo")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.pieces import prime_factors
 from minidist.planning import tofu
 from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.tofu import (
@@ -16,7 +17,6 @@ from minidist.planning.tofu import (
     bytes_of,
     coalesced,
     least,
-    prime_factors,
     works_of,
 )
 

@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 from minidist.errors import WrongInput
 
 MOST = {
-    "process": 123,  # the caller has some N^2 / 4 sockets open during a start
+    "process": 123,  # the caller then has 3,800 sockets open during a start
     "thread": 1000,  # every rank maps every rank's block: N^2 objects, 0.7 GB
 }
 GIVE_WAY = getattr(os, "sched_yield", lambda: None)  # let another thread or process have this core

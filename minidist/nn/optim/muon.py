@@ -67,7 +67,7 @@ def alone(parts: Parts, update: Update) -> Iterable[Array]:
         if cut.shard is not None or len(cut) < math.prod(cut.shape):
             raise WrongInput(
                 f"Muon needs all of {cut.name}{list(cut.shape)}, and this rank has {len(cut)} of "
-                "its elements; pass whole=replicas.WholeMatrices(group), with the group of all "
+                "its elements; pass whole=parallel.WholeMatrices(group), with the group of all "
                 "ranks that train the model"
             )
         yield update(cut.name, u.reshape(cut.shape)).reshape(-1)

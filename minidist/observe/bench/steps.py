@@ -45,16 +45,18 @@ from minidist.parallel.trainer import Trainer
 
 Work = tuple[str, dict[str, Any]]  # the arguments are as different as the workloads
 
-SAID = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-GPU_SIZES = SAID["gpu_sizes"]  # {name: [usual, most, meaning]}
+WORKLOADS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+GPU_SIZES = WORKLOADS["gpu_sizes"]  # {name: [usual, most, meaning]}
 STEPS: dict[str, Work] = {
     name: (function, arguments)
-    for function, said in SAID["steps"].items()
-    for name, arguments in said["works"].items()
+    for function, described in WORKLOADS["steps"].items()
+    for name, arguments in described["works"].items()
 }
 AIMS: dict[str, dict[str, float | None]] = {  # {function: {contestant: the largest ratio}}
-    function: {contestant: said["aims"].get(contestant) for contestant in said["contestants"]}
-    for function, said in SAID["steps"].items()
+    function: {
+        contestant: described["aims"].get(contestant) for contestant in described["contestants"]
+    }
+    for function, described in WORKLOADS["steps"].items()
 }
 
 

@@ -11,7 +11,7 @@ import json
 from importlib import import_module
 from types import ModuleType
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 
 PAGES = ("schedules", "calculator", "collectives", "mistakes", "attention", "experts")
 
@@ -25,6 +25,8 @@ def page(name: str) -> ModuleType:
 def answer(question: dict) -> dict:
     """Return a page's answer; {"error": a sentence} to what no page can answer."""
     try:
+        if not isinstance(question, dict):
+            raise WrongInput(f"a question is an object with a page, not {question!r}")
         arguments = dict(question)
         return page(arguments.pop("page", "")).answer(**arguments)
     except (ValueError, TypeError) as error:  # TypeError: an argument that there is not

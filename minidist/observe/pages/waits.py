@@ -60,7 +60,7 @@ class Noted(Interleaving):
     def wait_until(self, rank: int, condition: Callable[[], bool]) -> None:
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_name not in PROGRAMS:
-            self.over |= frame.f_code is Fabric.explain.__code__  # a collective did not match
+            self.over |= frame.f_code.co_name == "explain"  # a collective did not match
             frame = frame.f_back
         if frame is not None:  # else the worker has not begun
             self.lines[rank] = frame.f_lineno - frame.f_code.co_firstlineno

@@ -213,7 +213,7 @@ def seconds(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> 
             f"ZeRO stage {plan.zero} sums a gradient when backward leaves its layer, and "
             f"{plan.schedule} computes it later; use zero=1, or {', '.join(WHOLE_BACKWARD[1:])}"
         )
-    held = fullest(size, plan, batch)  # ValueError: the model does not split so
+    held = fullest(size, plan, batch)  # ValueError if the model cannot be split this way
     step = Step(size, plan, machine, batch)
     return step.estimate(step.makespan(), held)
 

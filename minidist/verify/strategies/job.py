@@ -120,7 +120,8 @@ class AtWork(Job):
     """A Trainer at work: on the case's one batch, or on batches in a row, with a step after each.
 
     make     (model, group, **options) -> the Trainer; it takes the model over
-    batches  of the steps, after which the result is the weights; of none, it is the gradient
+    batches  of the steps, after which the result is the weights; if there are none, the gradient of
+             the case's batch
     replay   () -> the weights after these steps, as one device computes them
     rule     the optimizer
     trainer  the Trainer; its loss is summed in a group whose bytes do not count

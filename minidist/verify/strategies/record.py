@@ -75,7 +75,7 @@ def _rows_of_images(case: Case) -> int:
     return -(-case.inputs.shape[ROWS] // 2**halvings)
 
 
-# The largest useful number of ranks for a case, and what each then has one of.
+# The largest useful number of ranks for a case, and the part of which each then has one.
 LIMITS: dict[str, Limit] = {
     "examples": lambda case, ranks: (len(case.inputs), "examples"),
     # Asynchronous workers may have separate minibatches; stale gradients limit them.
@@ -85,7 +85,7 @@ LIMITS: dict[str, Limit] = {
     ),
     "positions": lambda case, ranks: (case.inputs.shape[1], "positions"),
     "heads": lambda case, ranks: (heads_of(case.model), "heads"),
-    "heads of positions": lambda case, ranks: (
+    "heads or positions": lambda case, ranks: (
         min(heads_of(case.model), case.inputs.shape[1]),
         "heads",
     ),
@@ -119,7 +119,8 @@ class Costs:
 
     bytes     (case, ranks) -> bytes that all ranks together send, where a paper prints
               them; None: a snapshot of the ledgers has them (tests/ledgers.txt)
-    limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
+    limit     (case, ranks) -> the largest useful number of ranks, and the part of which each
+              then has one
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
               "branches", "positions", "examples and experts"; lesson 20's figure has a
               colour for each
