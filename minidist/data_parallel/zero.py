@@ -418,6 +418,9 @@ class Zero(Trainer):
               and copies of the shards are summed then; after an error begin the step again
         """
         check_flat(self.model.parameters(), [s.whole for s in self.shards])
+        # again: a norm may have been set to train since the last step
+        check_statistics(self.model, self.group.size, self.m)
+        check_balance(self.model, self.group.size)
         if self.batches.broken and not self.batches.open:
             self.copies.drop()
         if self.stage == 1 and any(s.parameter.grad is not None for s in self.shards):
@@ -425,9 +428,6 @@ class Zero(Trainer):
                 "this step's gradient is reduced already; "
                 "pass last=False for all micro-batches but the last"
             )
-        if last:  # once a step: a norm may have been set to train since the last one
-            check_statistics(self.model, self.group.size, self.m)
-            check_balance(self.model, self.group.size)
         with self.batches.batch():
             loss.backward()
             self.sample_memory()
