@@ -21,7 +21,6 @@ from typing import Protocol
 
 import numpy as np
 
-from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module, on_device_of, to_host, widen
 from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
@@ -125,7 +124,7 @@ def restore(saved: Source, model: Holder, optimizer: AnyOptimizer) -> None:
     for p in dict.fromkeys([*here, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]
         fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
-        p.note_replaced(tick())
+        p.note_replaced()
     for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
         fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
     if optimizer.scale and of.get("loss_scale"):

@@ -83,6 +83,8 @@ class Bucketed:
     @contextmanager
     def reduce(self) -> Iterator[None]:
         """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
+        if self.missing is not None:
+            raise WrongInput("this step is being reduced already; leave its `with` block first")
         with self.batches.batch():
             self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
             try:

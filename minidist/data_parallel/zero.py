@@ -72,9 +72,11 @@ class Copies(AllHeld):
     """Stage 0: every rank keeps the whole sum and updates all that it holds."""
 
     def __init__(self, runs: Runs, parameters: list[nn.Parameter]):
-        super().__init__(parameters)
-        self.runs = runs
+        self.runs, self.held = runs, parameters
         self.groups: list[Group] = []
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.held
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
         """Sum over the ranks what is in these flat vectors' gradients."""
@@ -109,7 +111,7 @@ class ShardedCopies(AllHeld):
     buffers: Sequence[Array] = ()
 
     def __init__(self, runs: Runs, parameters: list[nn.Parameter], shards: int | None = None):
-        super().__init__(parameters)
+        self.held = parameters
         every = dict.fromkeys(group for _, group in runs)
         levels = {} if shards is None else {group: two_levels(group, shards) for group in every}
         self.groups = [level for both in levels.values() for level in both]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.autograd.number_format import NumberFormat
-from minidist.autograd.recording import Since, tick
+from minidist.autograd.recording import Since
 from minidist.backend import Array, address
 from minidist.comm import Group
 from minidist.errors import WrongInput
@@ -69,7 +69,7 @@ def load_shards(
     for s in shards:
         for p, part in s.run.parts.items():
             s.run.data[part] = left.pop(p.name).reshape(-1)
-            p.note_replaced(tick())
+            p.note_replaced()
         s.parameter.data[...] = s.run.data[s.own]
     for name, array in left.items():
         named[name].load(array)

@@ -42,6 +42,7 @@ class FlatParameters:
     allocator: Callable[..., Array] | None
     locked: str | None = None
     scale: Scale | None = None
+    touched = 0  # when `changed` was last called
     part_of: "FlatParameters | None" = None
 
     def __init__(
@@ -105,9 +106,9 @@ class FlatParameters:
 
         at  when, on the clock of `tick`; by default now
         """
-        at = tick() if at is None else at
+        self.touched = tick() if at is None else max(self.touched, at)
         for p in self.parameters:
-            p.note_replaced(at)
+            p.updated = max(p.updated, self.touched)
 
     def last_changed(self) -> int:
         """Return when an element was last changed in place, on the clock of `tick`.
@@ -115,7 +116,7 @@ class FlatParameters:
         `updated` alone does not say it: PipeDream sets it to 0 (weight_stashing.py).
         """
         whole = 0 if self.part_of is None else self.part_of.last_changed()
-        return max([whole, *(max(p.updated, p.replaced) for p in self.parameters)])
+        return max([whole, self.touched, *(max(p.updated, p.replaced) for p in self.parameters)])
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
@@ -135,7 +136,7 @@ class FlatParameters:
 
     def __getstate__(self):
         # A copy has an optimizer of its own, or none, and may be in a process with another clock.
-        left = "gradient", "allocator", "scale"
+        left = "gradient", "allocator", "scale", "touched"
         kept = {k: v for k, v in vars(self).items() if k not in left}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 

@@ -73,8 +73,7 @@ class Parameter(Tensor):
                  What is added to it later does not change it
     keeper       the shard that gets its summed gradient, with ZeRO; or None
     drops        how often the gradient was set to None
-    replaced     when `load` or the home's `changed` last replaced the data, on the clock of
-                 `tick`; 0: never
+    replaced     when `load` last replaced the data, on the clock of `tick`; 0: never
     """
 
     name: str
@@ -172,11 +171,11 @@ class Parameter(Tensor):
         if self.placement.elsewhere:
             raise WrongInput(f"{self.name} cannot be loaded here: {self.placement.elsewhere}")
         self.data[...] = self.cast(values)
-        self.note_replaced(tick())
+        self.note_replaced()
 
-    def note_replaced(self, at: int) -> None:
-        """Record when the data was replaced: whoever keeps a copy, or owes it a part, follows."""
-        self.updated, self.replaced = max(self.updated, at), max(self.replaced, at)
+    def note_replaced(self) -> None:
+        """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
+        self.updated = self.replaced = tick()
 
     @property
     def grad(self) -> Array | None:

@@ -89,14 +89,14 @@ STAGES_SENT = (
 class AllHeld:
     """What an optimizer updates where a rank updates all parameters that it holds."""
 
-    def __init__(self, parameters: list[Parameter]):
-        self.held = parameters
+    def __init__(self, model: Module):
+        self.model = model
 
     def parameters(self) -> list[Parameter]:
-        return self.held
+        return self.model.parameters()
 
     def drop(self) -> None:
-        """Drop what is left of a batch that an error has ended, but for the gradients in `held`."""
+        """Drop what an error has left of a batch, but for the parameters' gradients."""
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update what this rank updates, and give all ranks the new weights."""
@@ -149,7 +149,7 @@ class Trainer:
         self.loss_group = group.split(0)  # the ledger of `group` has what the strategy sends, alone
         self.shapes = shapes_of(model) if shapes is None else shapes
         self.check_group, self.batches = check_group, WholeBatches(self.drop)
-        self.copies = AllHeld(model.parameters())
+        self.copies = AllHeld(model)
 
     @property
     def groups(self) -> list[Group]:

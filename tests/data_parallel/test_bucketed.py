@@ -213,3 +213,15 @@ def test_each_parameter_of_a_bucket_keeps_the_ranks_it_was_summed_over(cluster):
     for rank, (weight, bias) in enumerate(cluster(4, "thread").run(worker)):
         row, column = {rank // 2 * 2, rank // 2 * 2 + 1}, {rank % 2, rank % 2 + 2}
         assert weight == row | column and bias == column
+
+
+def test_a_step_inside_of_a_step_is_refused(cluster):
+    def worker(group):
+        model = nn.MLP([3, 2], dtype="float64").flatten()
+        bucketed = Bucketed(model, group)
+        with bucketed.reduce(), pytest.raises(ValueError, match="reduced already; leave its"):
+            with bucketed.reduce():
+                pass
+        return [p.grad for p in model.parameters()]
+
+    cluster(2, "thread").run(worker)

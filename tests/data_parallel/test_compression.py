@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from minidist import nn, optim
 from minidist.data_parallel import naive
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK, on_grid
+from minidist.data_parallel.local_sgd import DiLoCo
 from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.errors import RankFailed
 from tests.strategies import assert_same_bits, seeds
@@ -229,3 +230,22 @@ def test_a_sum_is_not_summed_again(cluster):
 def test_a_share_is_above_0_and_at_most_1(share):
     with pytest.raises(ValueError, match="share is a number above 0 and up to 1"):
         TopK(share)
+
+
+def test_what_changes_the_weights_in_place_between_steps_takes_no_memory(cluster):
+    """Compression inside of pairs, DiLoCo across them: its outer steps are no loads."""
+
+    def worker(group):
+        inside, across = group.split(group.rank // 2), group.split(group.rank % 2)
+        model = nn.MLP([4, 8, 3], dtype="float64", seed=1).flatten()
+        feedback = ErrorFeedback(model, inside, TopK(0.1))
+        diloco = DiLoCo(model, across, optim.SGD(model.parameters(), lr=0.1), every=2, lr=0.7)
+        x, y = np.random.default_rng(group.rank).normal(size=(5, 4)), np.arange(5) % 3
+        for _ in range(5):
+            diloco.zero_grad()
+            nn.cross_entropy(model(x), y).backward()
+            feedback.all_reduce_gradients()
+            diloco.step()
+        return feedback.steps
+
+    assert cluster(4, "thread").run(worker) == [5] * 4

@@ -5,6 +5,7 @@ import pytest
 
 from minidist import nn
 from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.replicated import DataParallel
 from minidist.nn.datasets import Batch
 from minidist.parallel.mixed_precision import LossScale, MixedPrecision
 from minidist.rng import Randomness
@@ -38,3 +39,17 @@ def test_a_balancing_loss_of_a_part_is_not_summed_as_if_it_were_of_the_batch(clu
 
     for words in cluster(2, "thread").run(worker):
         assert (words is None) if batch else "has a part of the batch" in words
+
+
+def test_a_layer_put_in_after_the_trainer_was_made_is_what_trains(cluster):
+    def worker(group):
+        model = nn.MLP([4, 3], dtype="float64").flatten()
+        trainer = DataParallel(model, group)
+        model.layers[-1] = nn.Linear(4, 3, name="new", dtype="float64")
+        model.flatten()
+        optimizer, before = sgd(trainer.parameters()), model.state()
+        trainer.backward(Batch(np.ones((2, 4)), np.array([0, 1])))
+        trainer.step(optimizer)
+        return [np.array_equal(before[name], array) for name, array in model.state().items()]
+
+    assert cluster(2, "thread").run(worker) == [[False, False]] * 2

@@ -77,7 +77,7 @@ class Board:
         self._fence()  # else each might miss the other: we its sleep, it our arrival
         if self._all_have_come():  # the last rank to come sees this, and wakes those that sleep
             for words, rank in self.others:
-                if words[SLEEPS]:
+                if words[SLEEPS] == self.step:
                     assert self.fabric.wake is not None  # who has none polls
                     self.fabric.wake(rank)
         elif not self.mailbox.spin(self._all_have_come):
@@ -103,10 +103,10 @@ class Board:
     def _sleep(self, operation: str) -> None:
         """Wait for the other ranks, or for the end of the run."""
         with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
-            self.mine[SLEEPS] = int(self.fabric.wake is not None)
+            # Never cleared: a thread that an earlier run has left may do so when we sleep here.
+            self.mine[SLEEPS] = self.step if self.fabric.wake is not None else 0
             self._fence()
             self.mailbox.sleep_until(lambda: not self.missing() or self.mailbox.is_over(self.run))
-            self.mine[SLEEPS] = 0
 
 
 Memory = SharedMemory | DeviceMemory
