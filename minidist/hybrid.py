@@ -125,7 +125,7 @@ class Hybrid(Trainer):
         self.batches = self.pipeline.batches
         self.batches.drop = self.drop
         runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
-        self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
+        self.copies = copies_of(zero, runs, self.pipeline.parameters, chunks, shards)
         for p in self.parameters():
             p.placement.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 

@@ -203,7 +203,7 @@ class Mailbox:
         return None
 
     def spin(self, condition: Callable[[], bool]) -> bool:
-        """Return whether the condition comes to hold while this thread polls `spins` times."""
+        """Poll the condition at most `spins` times; return whether it came to hold."""
         for _ in range(self.spins):
             GIVE_WAY()  # a rank that this one waits for may need this core
             if condition():

@@ -26,7 +26,7 @@ parts of a layer, and what gathers them, are in zero_layers.py.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -66,17 +66,16 @@ from minidist.parallel import (
 from minidist.parallel.trainer import AllHeld, AnyOptimizer, Trainer
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
+Held = Callable[[], list[nn.Parameter]]  # all parameters of this rank
 
 
 class Copies(AllHeld):
     """Stage 0: every rank keeps the whole sum and updates all that it holds."""
 
-    def __init__(self, runs: Runs, parameters: list[nn.Parameter]):
-        self.runs, self.held = runs, parameters
+    def __init__(self, runs: Runs, held: Held):
+        super().__init__(held)
+        self.runs = runs
         self.groups: list[Group] = []
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self.held
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
         """Sum over the ranks what is in these flat vectors' gradients."""
@@ -110,8 +109,8 @@ class ShardedCopies(AllHeld):
     stage = 1
     buffers: Sequence[Array] = ()
 
-    def __init__(self, runs: Runs, parameters: list[nn.Parameter], shards: int | None = None):
-        self.held = parameters
+    def __init__(self, runs: Runs, held: Held, shards: int | None = None):
+        super().__init__(held)
         every = dict.fromkeys(group for _, group in runs)
         levels = {} if shards is None else {group: two_levels(group, shards) for group in every}
         self.groups = [level for both in levels.values() for level in both]
@@ -178,7 +177,7 @@ class ShardedCopies(AllHeld):
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's shards; give every rank the new weights."""
-        with unlocked(self.shards, self.held, optimizer):
+        with unlocked(self.shards, self.held(), optimizer):
             self.update_shards(optimizer)
 
     def update_shards(self, optimizer: AnyOptimizer) -> None:
@@ -240,7 +239,7 @@ class ShardedLayers(ShardedCopies):
     def __init__(
         self,
         runs: Runs,
-        parameters: list[nn.Parameter],
+        held: Held,
         chunks: list[list[nn.Module]],
         stage: int,
         shards: int | None = None,
@@ -250,7 +249,7 @@ class ShardedLayers(ShardedCopies):
         self.buffered: int | None = None
         flats = [layer.home for layers in chunks for layer in layers]
         self.buffers = shared_buffers(flats, stage)
-        super().__init__(runs, parameters, shards)
+        super().__init__(runs, held, shards)
         self.of_layer = [[s for s in self.shards if s.whole is flat] for flat in flats]
         self.gatherer: Gatherer | None = None
         if stage == 3 and self.shards:
@@ -336,17 +335,17 @@ class ShardedLayers(ShardedCopies):
 def copies_of(
     stage: int,
     runs: Runs,
-    parameters: list[nn.Parameter],
+    held: Held,
     chunks: list[list[nn.Module]],
     shards: int | None = None,
     block: int | None = None,
 ) -> Copies | ShardedCopies:
     """Return the stage of ZeRO that sums and updates these runs; 0: whole copies."""
     if stage == 0:
-        return Copies(runs, parameters)
+        return Copies(runs, held)
     if stage == 1:
-        return ShardedCopies(runs, parameters, shards)
-    return ShardedLayers(runs, parameters, chunks, stage, shards, block)
+        return ShardedCopies(runs, held, shards)
+    return ShardedLayers(runs, held, chunks, stage, shards, block)
 
 
 class Zero(Trainer):
@@ -397,7 +396,7 @@ class Zero(Trainer):
         runs = flat_slices([p for flat in flat_vectors(model) for p in flat.parameters])
         k = group.size if shards is None else shards
         copies = copies_of(
-            stage, [(run, group) for run in runs], model.parameters(), [model.layers], k, block
+            stage, [(run, group) for run in runs], model.parameters, [model.layers], k, block
         )
         assert isinstance(copies, ShardedCopies)  # or check_stage has refused it
         self.copies = copies

@@ -89,11 +89,11 @@ STAGES_SENT = (
 class AllHeld:
     """What an optimizer updates where a rank updates all parameters that it holds."""
 
-    def __init__(self, model: Module):
-        self.model = model
+    def __init__(self, held: Callable[[], list[Parameter]]):
+        self.held = held  # asked each time: a layer may have been replaced since
 
     def parameters(self) -> list[Parameter]:
-        return self.model.parameters()
+        return self.held()
 
     def drop(self) -> None:
         """Drop what an error has left of a batch, but for the parameters' gradients."""
@@ -149,7 +149,7 @@ class Trainer:
         self.loss_group = group.split(0)  # the ledger of `group` has what the strategy sends, alone
         self.shapes = shapes_of(model) if shapes is None else shapes
         self.check_group, self.batches = check_group, WholeBatches(self.drop)
-        self.copies = AllHeld(model)
+        self.copies = AllHeld(model.parameters)
 
     @property
     def groups(self) -> list[Group]:

@@ -288,7 +288,7 @@ def certificate(programs: Programs, m: int) -> dict:
 def gradients(
     placement: list[list[int]], steps: Iterable[tuple[int, Action]]
 ) -> tuple[Counts, Counts]:
-    """Return what is left in dW at the end, and what U or R took from it.
+    """Return the micro-batches left in dW at the end, and those that U or R took from it.
 
     steps  (rank, action) in the order of execution
     """

@@ -385,7 +385,7 @@ class Simulator:
         return [(sorted(parts), itemsize * size) for parts, size in pieces(boxes).items()]
 
     def _boxes(self, op: "Op", place: int, cut: Cut) -> list[Box]:
-        """Return what each part reads of an input; place -1: writes."""
+        """Return the box of an input that each part reads; place -1: of the output, writes."""
         name, letters = op.operands[place]
         boxes = cut.boxes(letters, self.graph.values[name].shape)
         if place == -1 or op.kind not in ("take", "slice"):

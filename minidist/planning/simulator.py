@@ -304,7 +304,7 @@ class _Timed:
                     if m in target.waiting:
                         ready.extend(target.waiting.pop(m))
                     clock += pause
-            else:  # from when the rank comes to it
+            else:  # begins when the rank reaches it
                 clock = done = yield from self._transfer(r, action, clock, lanes, ready)
             if row is not None:
                 row.append((start, done, clock))

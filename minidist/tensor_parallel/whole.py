@@ -35,7 +35,7 @@ def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> flo
 
 
 def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """Return the parameters that count here: parts; on the first rank also those of all ranks.
+    """Return the parameters that count here: parts, and on the first rank also the whole ones.
 
     A part that several ranks hold counts on the first of them.
     """

@@ -83,8 +83,9 @@ def train_with_servers(
     keep: Keep | None = None,
     log: str | None = None,
 ) -> Served:
-    """Serve or work on this rank, `settings.steps` batches; the first `settings.servers`
-    ranks serve.
+    """Serve or work on this rank for `settings.steps` batches.
+
+    The first `settings.servers` ranks serve.
 
     keep  where all ranks save a checkpoint at the end, which any mesh can read
     log   the file in which the first worker writes a row per minibatch, see setup.py

@@ -115,7 +115,7 @@ def begin(
 
 
 def description(data: Data, settings: Settings) -> dict:
-    """Return what a checkpoint records of a run: what decides its numbers, not its ranks."""
+    """Return the record of a run in a checkpoint: its settings but for the ranks, and its data."""
     of_ranks = {*OF_MESHES, *OF_SERVERS}
     of_run = {name: value for name, value in asdict(settings).items() if name not in of_ranks}
     return {"settings": of_run, "data": kind_of(data).description(data)}

@@ -49,13 +49,14 @@ def certify(
         return check("parameter_server", case, ranks, transport=transport, device=device)
     whole = replace(settings, precision="float32")  # the trainer keeps the model's float64
     got = run(gradients, ranks, case, whole, transport=transport, device=device)
-    comparison = compare(got, one_device(case))
+    want = one_device(case)
+    comparison = compare(got, want)
     detail = [str(comparison)]
     if not comparison.ok:
         from minidist.verify.causes.finding import Finding
         from minidist.verify.causes.reasons import reasons
 
-        detail += reasons(Finding(got, one_device(case), case, ranks, "exact"))
+        detail += reasons(Finding(got, want, case, ranks, "exact"))
     return {
         "case": name,
         "difference": comparison.difference,
@@ -65,7 +66,7 @@ def certify(
 
 
 def gradients(group: Group, case: Case, settings: Settings) -> dict[str, np.ndarray]:
-    """Return what the settings' trainer has after the batch of a case, as `one_device` has it."""
+    """Return the arrays of `one_device`, from the settings' trainer after the case's batch."""
     case = case.to(group.device)
     trainer, x = trainer_for(case.model, group, settings), as_input(case.inputs)
     trainer.backward(replace(case.batch, inputs=x))

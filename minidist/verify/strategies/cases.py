@@ -180,6 +180,11 @@ with open(Path(__file__).with_name("cases.toml"), "rb") as file:
 VALUES = {"none": None, "plain": plain}  # of options, which TOML cannot name
 
 
+def values_of(options: dict) -> dict:
+    """Return options as Python has them."""
+    return {key: VALUES.get(str(value), value) for key, value in options.items()}
+
+
 def listed(name: str, ranks: int) -> list[Case]:
     """Return a set of cases on these ranks."""
     return [case for row in LISTED["cases"][name] for case in _cases(ranks, **row)]
@@ -230,15 +235,14 @@ def _changed(
         name=name or case.name,
         inputs=x,
         targets=padded(y) if pad else y,
-        options=case.options | {key: VALUES.get(str(v), v) for key, v in options.items()},
+        options=case.options | values_of(options),
         documents=documents(*x.shape) if packed else case.documents,
     )
 
 
 def model_of(name: str, **changes) -> Any:
     """Return a model that cases.toml describes, with some of its arguments changed."""
-    described = LISTED["models"][name] | changes
-    arguments = {key: VALUES.get(str(value), value) for key, value in described.items()}
+    arguments = values_of(LISTED["models"][name] | changes)
     weights, biased = arguments.pop("weights", None), arguments.pop("biased", 1.0)
     choosy, idle = arguments.pop("choosy", False), arguments.pop("idle", False)
     model = getattr(nn, arguments.pop("kind"))(**arguments, dtype="float64")

@@ -60,7 +60,7 @@ SHOWN = {
 
 
 def meshes(strategy: str, ranks: int) -> list[dict]:
-    """Return what is asked for on this many ranks, of cases.toml."""
+    """Return the meshes of cases.toml for this many ranks: axes and other options."""
     return [dict(asked) for asked in LISTED["meshes"][strategy].get(str(ranks), [])]
 
 

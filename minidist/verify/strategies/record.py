@@ -219,7 +219,7 @@ class Strategy:
 
 
 def _example(of: str | dict) -> Callable[[int], Case]:
-    """Return what makes the case of a set, or the Transformer with options."""
+    """Return the maker of an example: the first case of a set, or the Transformer with options."""
     if isinstance(of, dict):
         return partial(transformer_example, **of) if of else transformer_example
     return lambda ranks: listed(of, ranks)[0]

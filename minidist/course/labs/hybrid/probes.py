@@ -126,7 +126,7 @@ class OnMesh(Hybrid):
         self.tp_sums = axes["tp"]
         self.cp = self.expert_group = group.split(group.rank)
         self.positions, self.same_experts, self.experts = zigzag, axes["dp"], []
-        self.copies = Copies(self.copied_slices(), own.parameters())
+        self.copies = Copies(self.copied_slices(), own.parameters)
 
 
 def own_part(p, whole):
