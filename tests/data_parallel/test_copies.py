@@ -29,7 +29,7 @@ def two_steps(group, kind, sizes, pair_of, seed):
         for over, few in ((group, False), (parity, True)):
             chosen = [p for p in layer.parameters() if (hash_of(p.name) in pair_of) == few]
             runs += [(run, over) for run in flat_slices(chosen)]
-    copies = kind(runs, model.parameters())
+    copies = kind(runs, model.parameters)
     optimizer, rows = optim.AdamW(copies.parameters(), 0.01, weight_decay=0.1), []
     for step in range(2):
         for i, p in enumerate(named.values()):
