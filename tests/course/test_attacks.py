@@ -22,7 +22,7 @@ from tests.course.tiny import NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 
 ROOT = Path(__file__).parents[2]
 ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
-SHORT = Limits(seconds=3, memory=1 << 29, processes=32)
+SHORT = Limits(seconds=8, memory=1 << 29, processes=32)
 LEFT = [Path(folder, "minidist-attack.py") for folder in ("/tmp", "/dev/shm")]
 # One of each kind (answers, exits, loops, processes, space, reading, patching) is tried always, in
 # bubblewrap; without it what the limits, the supervisor and the other user hold. -m slow: the rest.
