@@ -1,6 +1,7 @@
 """Lessons read as pages of one book: the same parts, one notation, links that lead somewhere."""
 
 import ast
+import importlib
 import re
 from collections import Counter
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.lessons.pages import FOLDER, LESSONS, ROOT, Lesson, contents
 
+INDEX = FOLDER / "site" / "index.md"
 NUMBERS = [lesson.number for lesson in LESSONS]
 TAGS = {"setup", "hide-input", "hide-output", "exercise"}
 EMPTY_HEADINGS = {"problem", "picture", "math", "code", "measurement", "exercises", "summary"}
@@ -171,6 +173,18 @@ def test_the_shapes_in_docstrings_and_labs_have_the_letters_of_the_notation():
                 assert letters_of_shapes(ast.get_docstring(node) or "") <= known | own, path.name
     for path in (ROOT / "minidist" / "course" / "labs").glob("*.toml"):
         assert letters_of_shapes(path.read_text(encoding="utf-8")) <= known, path.name
+
+
+def test_the_menu_of_the_site_leads_to_pages_of_the_repository(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER / "site")
+    page_of = importlib.import_module("links").page_of_markdown
+    texts = [*(ROOT / "minidist").rglob("*.md"), *(FOLDER / "pages").glob("*.md")]
+    texts += [ROOT / name for name in ("README.md", "tests/README.md", ".github/CONTRIBUTING.md")]
+    pages = {page_of(path.relative_to(ROOT)) for path in texts}
+    menu = re.findall(
+        r"\b((?:guide|pages)/\w+)>?$", INDEX.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(menu) > 10 and {f"{page}.md" for page in menu} <= pages
 
 
 def targets() -> list[tuple[str, str]]:
