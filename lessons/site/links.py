@@ -62,6 +62,14 @@ class Links:
             )
 
 
+def markdown_pages() -> dict[str, Path]:
+    """Return {page: file} of lessons/pages, the package's READMEs, and what else is a page."""
+    paths = [*(ROOT / "lessons" / "pages").glob("*.md"), *(ROOT / "minidist").rglob("README.md")]
+    paths += [ROOT / name for name in ("README.md", "tests/README.md", ".github/CONTRIBUTING.md")]
+    paths.append(ROOT / "lessons" / "zh" / "README.md")
+    return {page_of_markdown(path.relative_to(ROOT)): path for path in paths}
+
+
 def page_of_markdown(target: Path) -> str:
     """Return the page of a Markdown file: pages/..., or guide/ for the READMEs of the package."""
     if target.parts[:2] == ("lessons", "pages"):

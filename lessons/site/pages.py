@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-from links import ROOT, Links, page_of_markdown
+from links import ROOT, Links, markdown_pages
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
@@ -134,11 +134,8 @@ def write_chinese(executed: dict[Page, NotebookNode], staged: Path, links: Links
 
 def write_markdown(staged: Path, links: Links) -> None:
     """Write the front page, the gallery of lessons, lessons/pages, and the package's READMEs."""
-    paths = [*(LESSONS / "pages").glob("*.md"), *(ROOT / "minidist").rglob("README.md")]
-    paths += [ROOT / name for name in ("README.md", "tests/README.md", ".github/CONTRIBUTING.md")]
-    paths.append(LESSONS / "zh" / "README.md")
-    pages = {page_of_markdown(path.relative_to(ROOT)): path for path in paths}
-    for page, path in (pages | {"index.md": LESSONS / "site" / "index.md"}).items():
+    front = {"index.md": LESSONS / "site" / "index.md"}
+    for page, path in (markdown_pages() | front).items():
         (staged / page).parent.mkdir(parents=True, exist_ok=True)
         (staged / page).write_text(links.rewrite(path.read_text("utf-8"), path, page), "utf-8")
     cards = links.rewrite(gallery(), LESSONS / "README.md", "lessons/index.md")

@@ -57,18 +57,25 @@ def mpiexec(ranks, *command, timeout=60, **settings):
     )
 
 
+HEAD = r"""import os, sys, time
+import numpy as np
+import minidist
+def say(line):
+    os.write(1, f"{line}\n".encode())  # in one piece: print may write the end of the line apart
+"""
+
+
 def script(tmp_path, body):
     """Write a script that has imported what is needed; return the command that runs it."""
     path = tmp_path / "script.py"
-    head = "import os, sys, time\nimport numpy as np\nimport minidist\n"
-    path.write_text(head + textwrap.dedent(body))
+    path.write_text(HEAD + textwrap.dedent(body))
     return [sys.executable, "-m", "mpi4py", str(path)]
 
 
 def test_processes_that_are_no_ranks_say_so_and_ranks_say_nothing(tmp_path):
     body = """
         sizes = minidist.run(lambda group: group.size, 2, transport=sys.argv[1] or None)
-        os.write(1, f"{sizes}\\n".encode())  # in one piece
+        say(sizes)
         minidist.run(lambda group: None, 1)
         """
     command = script(tmp_path, body)
@@ -105,7 +112,7 @@ def test_every_process_gets_the_results_of_all_and_a_group_of_its_own(tmp_path):
         found = minidist.run(worker, 3, 10, transport="mpi")
         with minidist.Cluster(3, transport="mpi") as cluster:  # ranks that stay up
             again = [cluster.run(worker, base) for base in (20, 30)]
-        os.write(1, f"{found} {again}\\n".encode())  # in one piece
+        say(f"{found} {again}")
         """,
     )
     done = mpiexec(3, *command)
@@ -120,7 +127,7 @@ def test_the_worker_and_its_arguments_are_those_of_process_0_as_with_local_ranks
         from mpi4py import MPI
         mine = [MPI.COMM_WORLD.rank]
         found = minidist.run(lambda group, x: x.append(7) or x, 2, mine, transport="mpi")
-        os.write(1, f"{found} {mine}\\n".encode())  # in one piece
+        say(f"{found} {mine}")
         """,
     )
     done = mpiexec(2, *command)
@@ -432,7 +439,7 @@ def test_an_uncaught_failure_ends_all_processes_with_the_remote_traceback(tmp_pa
 
 ENDLESS = r"""
 def worker(group):
-    os.write(1, f"[rank {group.rank} is {os.getpid()}]\n".encode())  # in one piece
+    say(f"[rank {group.rank} is {os.getpid()}]")
     x, pair = group.empty(100_000), group.split(group.rank % 2)
     x[:] = 1
     while True:
