@@ -97,6 +97,11 @@ class Ledger:
     def total(self) -> int:
         return sum(self.bytes.values())
 
+    def add_unseen(self, operation: str, nbytes: int) -> None:
+        """Add bytes that a library has moved unseen: they are computed, not counted."""
+        if nbytes:
+            self.bytes[operation + BY_FORMULA] += nbytes
+
     def as_one(self, name: str) -> Counter[str]:
         """Return the bytes that were counted as one row, and those by formula as another one."""
         rows: Counter[str] = Counter()
@@ -193,11 +198,3 @@ class NewGroup(NamedTuple):
     members: list[int]
     splits: tuple[int, ...]
     within_host: bool = False
-
-
-def order_shows(dtype: np.dtype, ranks: int) -> bool:
-    """Return whether the order in which this number of ranks is added up may change the bits.
-
-    Whole numbers are exact in any order, and two numbers have one sum.
-    """
-    return dtype.kind not in "biu" and ranks > 2

@@ -118,7 +118,8 @@ class Snapshot:
         return not self.computes and bool(self.rows) and all(row.sources for row in self.rows)
 
     def lines(self) -> list[str]:
-        return [*(["computes"] if self.computes or not self.rows else []), *map(str, self.rows)]
+        rows = [str(row) for row in self.rows]
+        return ["computes", *rows] if self.computes or not rows else rows
 
 
 Snapshots = dict[int, Snapshot | None]  # by rank; None for one that does not answer
@@ -225,7 +226,9 @@ def table(snapshots: Snapshots, finished: set[int]) -> str:
     rows = []
     for rank, one in sorted(snapshots.items()):
         lines = ["does not answer"] if one is None else one.lines()
-        rows += [f"  rank {rank}: {x}" for x in (["has finished"] if rank in finished else lines)]
+        if rank in finished:
+            lines = ["has finished"]
+        rows += [f"  rank {rank}: {line}" for line in lines]
     return "\n".join(rows)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from minidist.backend import Array, clock, device_module, on_gpu, synchronize, to_device, use_device
-from minidist.comm.communicator import Communicator, Key, Ledger, Message, NewGroup, Staged, staged
+from minidist.comm.communicator import Communicator, Key, Message, NewGroup, Staged, staged
 from minidist.comm.diagnosis import Signature, Snapshot, Wait, call_site, mismatch, snapshot
 from minidist.comm.local.device_memory import TABLE, DeviceMemory
 from minidist.comm.local.limits import GIVE_WAY
@@ -337,8 +337,7 @@ class Fabric:
     older              the threads of this process that were there before the run
     blocks             of the boards of groups that this run has made by `split`
     opened             {name of a group: its communicator of NCCL}
-    reordered          whether a library has added up in an order of its own that may show: see
-                       `order_shows`. A communicator sets it
+    reordered          whether a library has added up in an order of its own that may show
     """
 
     def __init__(
@@ -441,6 +440,11 @@ class Fabric:
 
     # What a communicator needs.
 
+    def note_order(self, dtype: np.dtype, ranks: int) -> None:
+        """Record that a library has added up this number of ranks in an order of its own."""
+        # Whole numbers are exact in any order, and two numbers have one sum.
+        self.reordered |= dtype.kind not in "biu" and ranks > 2
+
     def exchange(
         self, members: list[int], key: Key, mine: np.ndarray, operation: str
     ) -> list[np.ndarray]:
@@ -523,46 +527,3 @@ class Fabric:
 
 # How a transport chooses communicators: see Fabric.communicator.
 Connect = Callable[[Fabric, NewGroup, Communicator | None], Communicator | None]
-
-
-class MessageCommunicator:
-    """The naive Communicator: it compares on messages, and leaves every array to collectives.py.
-
-    It works on every fabric. Tests hold the faster ones to it; only they use it.
-    """
-
-    library = None
-
-    def __init__(self, fabric: Fabric, new: NewGroup):
-        self.fabric, self.members, self.splits = fabric, new.members, new.splits
-        self.run, self.meetings, self.ledger = fabric.run, 0, Ledger()
-
-    @classmethod
-    def connect(
-        cls, fabric: Fabric, new: NewGroup, parent: Communicator | None
-    ) -> "MessageCommunicator | None":
-        return cls(fabric, new) if new.members else None
-
-    def meet(self, call: Signature) -> None:
-        mine = np.array(call.fingerprint, np.uint64)
-        if any(its != mine for its in self._exchange(mine, call.text)):
-            self.fabric.explain(self.members, self._key(), call)
-
-    def exchange(self, number: int) -> list[int]:
-        return [int(its) for its in self._exchange(np.array(number), "split")]
-
-    def _exchange(self, mine: np.ndarray, operation: str) -> list[np.ndarray]:
-        return self.fabric.exchange(self.members, self._key(), mine, operation)
-
-    def _key(self) -> Key:
-        self.meetings += 1
-        return Key(self.run, self.splits, "meeting", self.meetings)
-
-    def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> None:
-        self.meet(call)
-
-    def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> None:
-        self.meet(call)
-
-    def gather_into(self, call: Signature, out: Array, ends: list[int]) -> None:
-        self.meet(call)

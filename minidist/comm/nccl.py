@@ -43,15 +43,7 @@ from typing import Any
 import numpy as np
 
 from minidist.backend import Array, device_module, gpus, on_device_of, on_gpu, to_device
-from minidist.comm.communicator import (
-    BY_FORMULA,
-    Communicator,
-    Key,
-    NewGroup,
-    Staged,
-    all_reduce_bytes,
-    order_shows,
-)
+from minidist.comm.communicator import Communicator, Key, NewGroup, Staged, all_reduce_bytes
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Connect, Fabric
 from minidist.errors import WrongInput
@@ -176,11 +168,11 @@ def join(fabric: Fabric, members: list[int], splits: tuple[int, ...]) -> Any:
 
 
 def on_its_gpu(operation: Callable) -> Callable:
-    """Let this method use the rank's GPU: a thread that the worker has started would use GPU 0."""
+    """Let this method use the rank's GPU."""
 
     @wraps(operation)
     def call(self: "NcclCommunicator", *args):
-        with self.gpu:
+        with self.gpu:  # a thread that the worker has started would use GPU 0
             return operation(self, *args)
 
     return call
@@ -234,9 +226,9 @@ class NcclCommunicator:
         self.below.meet(call)
         self._join()
         self._start("allReduce", [source, result], x.size * parts, *kinds)
-        self.fabric.reordered |= order_shows(x.dtype, self.size)
+        self.fabric.note_order(x.dtype, self.size)
         nbytes = all_reduce_bytes(x.size, x.itemsize, self.me, self.size)
-        self._count("all_reduce", nbytes)
+        self.ledger.add_unseen("all_reduce", nbytes)
         return result if in_place else on_device_of(result, x)
 
     @on_its_gpu
@@ -257,8 +249,8 @@ class NcclCommunicator:
                 for root, piece in enumerate(pieces):
                     target = result if root == self.me else None
                     self._start("reduce", [piece, target], piece.size * parts, *kinds, root)
-        self.fabric.reordered |= order_shows(x.dtype, self.size)
-        self._count("reduce_scatter", x.nbytes - result.nbytes)
+        self.fabric.note_order(x.dtype, self.size)
+        self.ledger.add_unseen("reduce_scatter", x.nbytes - result.nbytes)
         return on_device_of(result, x)
 
     @on_its_gpu
@@ -276,7 +268,7 @@ class NcclCommunicator:
             with grouped():
                 for root, piece in enumerate(pieces):
                     self._start("broadcast", [piece, piece], piece.nbytes, kind, root)
-        self._count("all_gather", (self.size - 1) * mine.nbytes)
+        self.ledger.add_unseen("all_gather", (self.size - 1) * mine.nbytes)
         if whole is not out:
             out[...] = on_device_of(whole, out)
         return out
@@ -319,10 +311,6 @@ class NcclCommunicator:
             addresses = [0 if x is None else x.data.ptr for x in places]
             stream = device_module("gpu").cuda.get_current_stream().ptr
             getattr(self.comm, operation)(*addresses, count, *more, stream)
-
-    def _count(self, operation: str, nbytes: int) -> None:
-        """Add to the ledger bytes that are computed, not counted."""
-        self.ledger.bytes[operation + BY_FORMULA] += nbytes
 
 
 def connect(

@@ -10,11 +10,11 @@ import pytest
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.communicator import BY_FORMULA, Ledger
-from minidist.comm.fabric import MessageCommunicator
 from minidist.errors import CollectiveMismatch
 from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes
 from tests import causes
+from tests.comm.message_communicator import MessageCommunicator
 from tests.strategies import arrays
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}

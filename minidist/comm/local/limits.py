@@ -63,7 +63,8 @@ def cores(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/c
     """
     affinity = getattr(os, "sched_getaffinity", None)
     allowed: float = len(affinity(0)) if affinity else os.cpu_count() or 1
-    for line in mine.read_text().splitlines() if mine.exists() else []:
+    lines = mine.read_text().splitlines() if mine.exists() else []
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             group = groups / ("cpu" if controllers else "") / path.lstrip("/")

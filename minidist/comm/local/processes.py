@@ -135,9 +135,10 @@ def _ensure_running() -> None:
 def ctrl_c_waits() -> Iterator[None]:
     """Delay Ctrl-C until this block ends, so that the fork server gets a whole order.
 
-    Processes started here inherit the block. Blocking alone is not enough: another thread,
-    such as one of BLAS, may get it, and Python would still interrupt the first thread.
+    Processes started here inherit the block.
     """
+    # Blocking alone is not enough: another thread, such as one of BLAS, may get the signal, and
+    # Python would still interrupt the first thread.
     handler, came = None, []
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGINT)
@@ -259,13 +260,13 @@ class RankProcess:
             traceback.print_exc()
             os._exit(1)  # a rank that can receive nothing is of no use
 
-    def receive(self, source: int, found: tuple[Key, Message] | None) -> None:
-        """Take what came through a socket: a message, or None, a call to wake up."""
-        if found is not None and source not in self.readers:
-            self.mailbox.put(source, *found)
+    def receive(self, source: int, message: tuple[Key, Message] | None) -> None:
+        """Take a (key, message) that came through a socket, or None, a call to wake up."""
+        if message is not None and source not in self.readers:
+            self.mailbox.put(source, *message)
             return
-        if found is not None:
-            self.readers[source].from_socket.append(found)
+        if message is not None:
+            self.readers[source].from_socket.append(message)
         self.mailbox.notify()
 
     def obey(self, order: tuple) -> None:

@@ -229,8 +229,7 @@ class SharedMemoryCommunicator:
     ) -> None:
         """Reduce arrays in shared memory, one per rank, each into itself; they begin at `places`.
 
-        Each rank reduces its slice of all of them and writes the total into all of them. Nobody
-        else touches that slice, so one barrier, at the end, is enough.
+        Each rank reduces its slice of all of them and writes the total into all of them.
         """
         ends = split_ends(count, len(places))
         start, stop = ends[self.me], ends[self.me + 1]
@@ -238,6 +237,7 @@ class SharedMemoryCommunicator:
         self.ledger.bytes["all_reduce"] += (read + written) * dtype.itemsize
         slices = [memory.view(place, count, dtype)[start:stop] for place in places]
         reduce_slices(slices, _sum_here(memory, slices), combine, memory.piece)
+        # No other rank touches this slice, so one barrier, at the end, is enough.
         self._barrier(memory, "all_reduce, every slice reduced")
 
     def _reduce_staged(

@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.backend import Array, is_half, on_device_of, to_host
-from minidist.comm.communicator import (
-    BY_FORMULA,
-    Ledger,
-    NewGroup,
-    all_reduce_bytes,
-    order_shows,
-)
+from minidist.comm.communicator import Ledger, NewGroup, all_reduce_bytes
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import Fabric
 from minidist.comm.mpi.library import load
@@ -85,8 +79,8 @@ class MpiCommunicator:
     To meet, a rank gives its fingerprint and the complement of it. Their maxima over all ranks are
     complements of each other only where the fingerprints are equal.
 
-    mine, found  what this rank gives, and the maxima: two 8-byte words each
-    meetings     how often the group has met: part of the name of a meeting in a Wait
+    mine, maxima  what this rank gives, and the maxima: two 8-byte words each
+    meetings      how often the group has met: part of the name of a meeting in a Wait
     """
 
     library = None
@@ -97,10 +91,9 @@ class MpiCommunicator:
         self.me, self.size = comm.rank, comm.size
         self.polling, self.stopped_everywhere = polling, polling.stopped_everywhere
         self.meetings, self.ledger, self.MPI = 0, Ledger(), load()
-        self.mine, self.largest = memoryview(bytearray(16)).cast("Q"), bytearray(16)
-        self.found = memoryview(self.largest).cast("Q")
+        self.mine, self.maxima = (memoryview(bytearray(16)).cast("Q") for _ in range(2))
         uint64 = self.MPI.UINT64_T
-        self.spec = [self.mine, 2, uint64], [self.largest, 2, uint64], self.MPI.MAX
+        self.spec = [self.mine, 2, uint64], [self.maxima, 2, uint64], self.MPI.MAX
 
     # Meeting.
 
@@ -114,7 +107,7 @@ class MpiCommunicator:
             self.mine[0], self.mine[1] = call.fingerprint, call.fingerprint ^ ALL_BITS
             request = self.comm.Iallreduce(*self.spec)
         self._wait(request, call.text)
-        if self.found[0] ^ self.found[1] != ALL_BITS:  # the fingerprints differ
+        if self.maxima[0] ^ self.maxima[1] != ALL_BITS:  # the fingerprints differ
             text = f"{call.text} at {call_site()}"
             raise mismatch(self.members, self.comm.allgather(text))
 
@@ -160,9 +153,9 @@ class MpiCommunicator:
             result[...] = to_host(x)
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
-            self.fabric.reordered |= order_shows(x.dtype, self.size)
+            self.fabric.note_order(x.dtype, self.size)
             nbytes = all_reduce_bytes(x.size, x.itemsize, self.me, self.size)
-            self._count("all_reduce", nbytes)
+            self.ledger.add_unseen("all_reduce", nbytes)
         return result if in_place else on_device_of(result, x)
 
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
@@ -175,8 +168,8 @@ class MpiCommunicator:
             return None
         counts = [n * (x.size // max(1, len(x))) for n in rows]
         self.comm.Reduce_scatter(whole, result, counts, reduction)
-        self.fabric.reordered |= order_shows(x.dtype, self.size)
-        self._count("reduce_scatter", x.nbytes - result.nbytes)
+        self.fabric.note_order(x.dtype, self.size)
+        self.ledger.add_unseen("reduce_scatter", x.nbytes - result.nbytes)
         return on_device_of(result, x)
 
     def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
@@ -187,7 +180,8 @@ class MpiCommunicator:
             return None
         counts = [stop - start for start, stop in pairwise(ends)]
         self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
-        self._count("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
+        nbytes = (self.size - 1) * counts[self.me] * out.itemsize
+        self.ledger.add_unseen("all_gather", nbytes)
         if whole is not out:
             out[...] = on_device_of(whole, out)
         return out
@@ -201,11 +195,6 @@ class MpiCommunicator:
         """
         possible = count < MOST and dtype.isnative and not is_half(dtype)
         return _reduction(dtype.kind, op) if possible else None
-
-    def _count(self, operation: str, nbytes: int) -> None:
-        """Add to the ledger bytes that are computed, not counted."""
-        if self.size > 1:
-            self.ledger.bytes[operation + BY_FORMULA] += nbytes
 
 
 @cache

@@ -40,16 +40,17 @@ def launched() -> tuple[str, int, int]:
     With PMIX_RANK alone, the first process does not know of the others; each of these gets number
     0, as if it were the first, so that it warns.
     """
-    known = os.environ
-    script = "SLURM_JOB_ID" in known and "SLURM_STEP_ID" not in known  # which runs once
-    within = "PMI_SIZE" in known or "OMPI_COMM_WORLD_SIZE" in known  # srun has started mpiexec's
-    for by, number, processes in LAUNCHERS:
-        mine = known.get(number, "")
-        if mine.isdecimal() and not (by == "srun" and (script or within)):
-            counts = [known[name] for name in processes.split() if name in known]
-            counted = next(iter(counts), "") if processes else str(int(mine) + 1)
-            if counted.isdecimal() and int(counted) > 1:
-                return by, int(mine) if processes else 0, int(counted)
+    variables = os.environ
+    script = "SLURM_JOB_ID" in variables and "SLURM_STEP_ID" not in variables  # which runs once
+    # srun has started mpiexec's
+    within = "PMI_SIZE" in variables or "OMPI_COMM_WORLD_SIZE" in variables
+    for launcher, number, processes in LAUNCHERS:
+        mine = variables.get(number, "")
+        if mine.isdecimal() and not (launcher == "srun" and (script or within)):
+            counts = [variables[name] for name in processes.split() if name in variables]
+            count = next(iter(counts), "") if processes else str(int(mine) + 1)
+            if count.isdecimal() and int(count) > 1:
+                return launcher, int(mine) if processes else 0, int(count)
     return "", 0, 1
 
 
@@ -58,23 +59,25 @@ def copies(option: str) -> str | None:
 
     option  how a user of it chooses a transport: "--transport {}"
     """
-    by, _, processes = launched()
+    launcher, _, processes = launched()
     if processes == 1:
         return None
-    ranks = f"{option.format('mpi')} makes them ranks of one run"
-    if by == "torchrun":
-        ranks = "start one process, which starts its own ranks"
-    meant = f"{option.format('process')} says that this is meant"
-    by = "torchrun, or what sets RANK and WORLD_SIZE as it does," if by == "torchrun" else by
-    return f"{by} has started {processes} processes, and each does all of this: {ranks}; {meant}"
+    remedy = f"{option.format('mpi')} makes them ranks of one run"
+    if launcher == "torchrun":
+        launcher = "torchrun, or what sets RANK and WORLD_SIZE as it does,"
+        remedy = "start one process, which starts its own ranks"
+    return (
+        f"{launcher} has started {processes} processes, and each does all of this: {remedy}; "
+        f"{option.format('process')} says that this is meant"
+    )
 
 
 @cache
 def warn_of_copies() -> None:
     """Print that there are several copies: the first one does, once."""
     _, number, _ = launched()
-    if number == 0 and (words := copies("transport='{}'")):
-        print(f"minidist: {words}", file=sys.stderr)
+    if number == 0 and (warning := copies("transport='{}'")):
+        print(f"minidist: {warning}", file=sys.stderr)
 
 
 PATIENCE = 5.0  # seconds between the failures of two processes that fail alike
@@ -99,11 +102,11 @@ def load() -> ModuleType:
             f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
             "use an MPI built with it, and let mpi4py initialise it, at its default thread level"
         )
-    by, _, processes = launched()
+    launcher, _, processes = launched()
     if MPI.COMM_WORLD.size == 1 < processes:
         raise WrongInput(
-            f"{by} has started {processes} processes, and mpi4py's MPI sees 1: they belong to "
-            "different MPIs; use the mpiexec beside this Python, and one MPI per environment"
+            f"{launcher} has started {processes} processes, and mpi4py's MPI sees 1: they belong "
+            "to different MPIs; use the mpiexec beside this Python, and one MPI per environment"
         )
     if MPI.COMM_WORLD.size > 1:
         _abort_on_error()

@@ -79,17 +79,15 @@ IDLE = 0.01  # seconds: otherwise, when the rank's thread should have MPI for it
 
 
 class RankThread(threading.Thread):
-    """A daemon, so that a rank that computes permanently cannot keep its process from ending.
-
-    The threads that a worker starts inherit the flag, and daemons do not count as the rank's. So it
-    is cleared when the thread runs, since Python reads it when the thread starts.
-    """
+    """A daemon, so that a rank that computes permanently cannot keep its process from ending."""
 
     def __init__(self, rank: int, work: Callable, *args):
         super().__init__(target=work, args=args, name=f"rank {rank}", daemon=True)
 
     def run(self):
-        self._daemonic = False  # `daemon` cannot be set any more
+        # The threads that a worker starts inherit the flag, and daemons do not count as the rank's.
+        # Python reads it when this thread starts, so it may be cleared now; `daemon` cannot be set.
+        self._daemonic = False
         super().run()
 
 
@@ -240,12 +238,12 @@ class MpiRanks:
 
     # Control: messages between process 0 and the others.
 
-    def _tell(self, process: int, kind: str, what: object) -> None:
-        self.sending.append(self.control.isend((kind, what), process))
+    def _tell(self, process: int, kind: str, content: object) -> None:
+        self.sending.append(self.control.isend((kind, content), process))
 
-    def _tell_all(self, kind: str, what: object) -> None:
+    def _tell_all(self, kind: str, content: object) -> None:
         for process in range(1, self.control.size):
-            self._tell(process, kind, what)
+            self._tell(process, kind, content)
 
     def _serve_until(
         self, condition: Callable[[], object], waiting: str = "", timeout: float | None = None
@@ -286,19 +284,19 @@ class MpiRanks:
             else:
                 self._tell(0, "report", (run, packed))
         while (message := self.control.improbe(status=self.status)) is not None:
-            source, (kind, what), came = self.status.source, message.recv(), True
+            source, (kind, content), came = self.status.source, message.recv(), True
             match kind:
                 case "order":
-                    self.orders.append(what)
+                    self.orders.append(content)
                 case "report":
-                    self._came_in(source, *what)
+                    self._came_in(source, *content)
                 case "question":
                     self._tell(0, "answer", self._snapshot())
                 case "answer":
                     self.asked.discard(source)
-                    self.answers[source] = what
+                    self.answers[source] = content
                 case "outcome":
-                    self.outcomes.update([what])
+                    self.outcomes.update([content])
         return came
 
     def _came_in(self, rank: int, run: int, packed: bytes) -> None:
@@ -315,10 +313,10 @@ class MpiRanks:
 
 def _packed_error(error: BaseException) -> bytes:
     """Serialise an error, with its cause if that can be serialised, too."""
-    for found in (error, CommError(f"process 0 was stopped by {error!r}")):
+    for raised in (error, CommError(f"process 0 was stopped by {error!r}")):
         for cause in (error.__cause__, None):
             with suppress(Exception):
-                packed = dumps((None, found, cause))
+                packed = dumps((None, raised, cause))
                 pickle.loads(packed)
                 return packed
     raise AssertionError("an error of minidist's own cannot be serialised")

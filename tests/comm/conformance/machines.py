@@ -9,8 +9,9 @@ import pytest
 from minidist import Cluster
 from minidist.backend import why_no_gpu
 from minidist.comm.cluster import TRANSPORTS
-from minidist.comm.fabric import Connect, MessageCommunicator
+from minidist.comm.fabric import Connect
 from minidist.comm.nccl import check_ranks
+from tests.comm.message_communicator import MessageCommunicator
 
 
 @dataclass(frozen=True)
