@@ -255,6 +255,6 @@ cluster.close()
 # **What it costs.** Four meetings per block that nothing hides; at most as many ranks as heads;
 # every rank does norms, dropout and sums for all positions. *Today's block,* `nn.Llama`, has fewer
 # heads of keys and values. Ranks with the same one [sum its
-# gradient](../minidist/tensor_parallel/parallel_grouped_queries.py), and no others.
+# gradient](../minidist/tensor_parallel/parallel_attention.py), and no others.
 #
 # **Next:** outside of $f$ and $g$ the [sequence can be split](13_sequence_parallel.py).

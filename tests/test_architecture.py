@@ -170,8 +170,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "parallel/whole_matrices.py": "arange frombuffer",
     "parallel/weights.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
-    "tensor_parallel/parallel_attention.py": "arange",
-    "tensor_parallel/parallel_grouped_queries.py": "arange unique",
+    "tensor_parallel/parallel_attention.py": "arange unique",
     "tensor_parallel/vocab_parallel.py": "arange flatnonzero where",
 }
 

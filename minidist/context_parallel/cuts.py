@@ -32,7 +32,7 @@ def zigzag(T: int, N: int) -> list[Positions]:
 def union(held: list[Positions]) -> Positions:
     """Return the positions of several ranks; runs that meet are one."""
     runs: list[tuple[int, int]] = []
-    for a, b in sorted(run for own in held for run in own.runs):
+    for a, b in sorted(run for positions in held for run in positions.runs):
         if runs and runs[-1][1] == a:
             a = runs.pop()[0]
         runs.append((a, b))

@@ -35,7 +35,7 @@ class GatherPositions(Function):
         self.group, self.held = group, held
 
     def forward(self, x: Array) -> Array:
-        xp, sizes = array_module(x), [len(own) for own in self.held]
+        xp, sizes = array_module(x), [len(positions) for positions in self.held]
         joined = self.group.all_gather(xp.ascontiguousarray(x), axis=x.ndim + ROWS, label="K, V")
         ends = [sum(sizes[:r]) for r in range(1, len(sizes))]
         return in_order(xp.split(joined, ends, axis=ROWS), self.held)
@@ -43,9 +43,9 @@ class GatherPositions(Function):
     def backward(self, grad: Array) -> Array:
         xp, pieces = array_module(grad), by_rank(grad, self.held)
         rows = [xp.moveaxis(piece, ROWS, 0) for piece in pieces]
-        sizes = [len(own) for own in self.held]
-        own = self.group.reduce_scatter(xp.concatenate(rows), sizes, label="dK, dV")
-        return xp.moveaxis(own, 0, ROWS)
+        sizes = [len(positions) for positions in self.held]
+        dx = self.group.reduce_scatter(xp.concatenate(rows), sizes, label="dK, dV")
+        return xp.moveaxis(dx, 0, ROWS)
 
 
 class OwnQueries(Function):
@@ -53,17 +53,17 @@ class OwnQueries(Function):
 
     Input Q[G, B, K, T/N, D], KV[2, B, K, T, D];  O[B, H, T/N, D], H = K G.
 
-    own        the positions of the queries
+    positions  of the queries
     documents  (first, last + 1) of the documents of each example; None: every example is one
     """
 
-    def __init__(self, own: Positions, documents: Documents | None = None):
-        self.own, self.documents = own, documents
+    def __init__(self, positions: Positions, documents: Documents | None = None):
+        self.positions, self.documents = positions, documents
 
     def tiles(self) -> Iterator[tuple[Index, Index, int]]:
         """Yield (index of Q, index of K, first): each query is in one tile, with all its keys."""
-        whole = Positions(((0, self.own.length),), self.own.length)
-        return document_tiles(self.own, whole, self.documents)
+        whole = Positions(((0, self.positions.length),), self.positions.length)
+        return document_tiles(self.positions, whole, self.documents)
 
     def forward(self, q: Array, kv: Array) -> Array:
         xp, (G, B, K, T, D) = array_module(q), q.shape

@@ -87,9 +87,9 @@ class RingAttention(Function):
     def tiles(self, source: int) -> Iterator[tuple[Index, Index, int]]:
         return document_tiles(self.held[self.group.rank], self.held[source], self.documents)
 
-    def blocks(self, own: Array) -> Iterator[tuple[int, Array]]:
-        """Yield (rank, its K and V [2, B, K, T/N, D]) N times, this rank's own first."""
-        group, block = self.group, array_module(own).ascontiguousarray(own)
+    def blocks(self, kv: Array) -> Iterator[tuple[int, Array]]:
+        """Yield (rank, its K and V [2, B, K, T/N, D]) N times, this rank's `kv` first."""
+        group, block = self.group, array_module(kv).ascontiguousarray(kv)
         for hop in range(group.size):
             last = hop == group.size - 1
             if not last:

@@ -69,7 +69,7 @@ def context_parallel(
         over = partial(usp, axes=axes, attention=over)
     share_scales(model.parameters(), group)
     check_statistics(model, group.size, loads=True)
-    products = {how for p in model.parameters() if (how := p.format.product)}
+    products = {bits for p in model.parameters() if (bits := p.format.product)}
     attend = partial(attend_over, group=group, attention=over, cut=cut, products=products)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise WrongInput(
@@ -152,29 +152,27 @@ def attend_over(
 
     products  of the model's layers, whose strips of positions must be whole
     """
-    own = None if randomness is None else randomness.positions
-    if own is None:
-        own = Positions(((0, qkv.shape[3]),), qkv.shape[3])
-    documents = None if randomness is None else randomness.document_runs(own.length)
-    held = cut(own.length, group.size)
-    if own.indices.tolist() != held[group.rank].indices.tolist():
+    here = None if randomness is None else randomness.positions
+    if here is None:
+        here = Positions(((0, qkv.shape[3]),), qkv.shape[3])
+    documents = None if randomness is None else randomness.document_runs(here.length)
+    held = cut(here.length, group.size)
+    if here.indices.tolist() != held[group.rank].indices.tolist():
         raise WrongInput(
-            f"rank {group.rank} of {group.size} was given positions {own.runs} of {own.length}, "
+            f"rank {group.rank} of {group.size} was given positions {here.runs} of {here.length}, "
             f"but its cut says {held[group.rank].runs}; cut tokens and targets by the same "
             "function, and pass Randomness(..., positions=)"
         )
-    for how in products:
-        how.check_part("positions", own.indices, own.length)
+    for bits in products:
+        bits.check_part("positions", here.indices, here.length)
     return attention(qkv, group, held, documents)
 
 
 def gather_choices(
     chosen: np.ndarray, randomness: Randomness | None, *, group: Group, cut: Cut
 ) -> np.ndarray:
-    """Return the experts that all positions chose, chosen[B, T/N, k] -> [B, T, k].
-
-    Every rank needs them, because the queue of an expert is in the order of positions.
-    """
+    """Return the experts that all positions chose, chosen[B, T/N, k] -> [B, T, k]."""
+    # Every rank needs them all, because the queue of an expert is in the order of positions.
     pieces = group.all_gather(chosen, axis=1, label="chosen experts")
     held = cut(pieces.shape[1], group.size)
     order = np.concatenate([positions.indices for positions in held])

@@ -89,10 +89,10 @@ def by_rank(whole: Array, held: list[Positions]) -> list[Array]:
 
 def rows_of(held: list[Positions]) -> list[list[tuple[int, int]]]:
     """Return each rank's runs as (first, last + 1) of the rows that all these ranks hold."""
-    runs = sorted(run for own in held for run in own.runs)
+    runs = sorted(run for positions in held for run in positions.runs)
     starts = accumulate((b - a for a, b in runs), initial=0)
     row = {a: start for (a, _), start in zip(runs, starts, strict=False)}
-    return [[(row[a], row[a] + b - a) for a, b in own.runs] for own in held]
+    return [[(row[a], row[a] + b - a) for a, b in positions.runs] for positions in held]
 
 
 def shared_heads(qkv: Tensor, group: Group) -> Tensor:

@@ -202,11 +202,6 @@ def on_grid(*arrays: Array) -> list[Array]:
     return [(x + 4 * most) - 4 * most for x in arrays]
 
 
-def kept(n: int, share: float) -> int:
-    """Return k: how many of n elements TopK sends, at least one."""
-    return max(1, int(share * n))
-
-
 class TopK:
     """Send the k = share n elements of v that are largest in size, and where they are.
 
@@ -219,18 +214,18 @@ class TopK:
 
     def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
         xp, flat = array_module(v), v.reshape(-1)
-        k = kept(flat.size, self.share)
-        own = xp.zeros_like(flat)
+        k = max(1, int(self.share * flat.size))
+        sparse = xp.zeros_like(flat)  # C(v)
         places = xp.argpartition(abs(flat), flat.size - k)[flat.size - k :].astype("uint32")
         values = flat[places].astype(p.dtype)
-        own[places] = values
+        sparse[places] = values
         every_place = group.all_gather(places, label=f"{p.name}: places")
         every_value = group.all_gather(values, label=f"{p.name}: values")
         total = xp.zeros(flat.size, p.dtype)
         for r in range(group.size):  # a rank's places are all different; two ranks' may not be
             theirs = slice(r * k, (r + 1) * k)
             total[every_place[theirs]] += every_value[theirs]
-        return Sent(total.reshape(p.shape), v, own.reshape(p.shape))
+        return Sent(total.reshape(p.shape), v, sparse.reshape(p.shape))
 
 
 class Sign:

@@ -84,8 +84,8 @@ class ServerPlan:
         counts |= {} if self.quorum is None else {"quorum": 1}
         counts |= {} if self.staleness is None else {"staleness": 0}
         for name, low in counts.items():
-            words, allows = f"{name} is a whole number from {low}", partial(le, low)
-            check_number(words, getattr(self, name), allows, Integral)
+            allowed = f"{name} is a whole number from {low}"
+            check_number(allowed, getattr(self, name), partial(le, low), Integral)
         free = self.staleness is None and self.quorum is None
         if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
             raise WrongInput(
@@ -138,8 +138,8 @@ class Member:
 
     def gather(self) -> None:
         """Write the servers' weights into every rank's model."""
-        own = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
-        self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])
+        served = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
+        self.flat.vector[...] = self.group.all_gather(self.flat.vector[served])
         self.flat.changed()
         for p in self.flat.parameters:
             p.placement.elsewhere = None
@@ -244,7 +244,8 @@ class Server(Member):
         absent = [w for w in self.working if not self.waiting[w]]
         missed = max((self.version - self.taken[w] for w in absent), default=-1)
         patient = self.plan.staleness is None or missed < self.plan.staleness
-        return here if patient and len(here) >= min(self.quorum, len(here) + len(absent)) else []
+        enough = len(here) >= min(self.quorum, len(here) + len(absent))
+        return here if patient and enough else []
 
     def _may_read(self, worker: int, clock: int) -> bool:
         """Return whether the plan lets a worker begin this clock."""
@@ -353,7 +354,8 @@ class Worker(Member):
 
     def _send_buffer(self, server: int) -> None:
         gradient = self.buffer[self.slices[server]]
-        for array in self.blocks[server].pack(gradient) if self.plan.sparse else [gradient]:
+        arrays = self.blocks[server].pack(gradient) if self.plan.sparse else (gradient,)
+        for array in arrays:
             self.group.send(array, server, BODY)
         self.pending[server] = []
         self.pushed[server] += 1

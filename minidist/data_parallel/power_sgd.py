@@ -59,18 +59,18 @@ class PowerSGD:
         q = self.begin(self.q.get(p.name), matrix, p, step)
         left = group.all_reduce((matrix @ q).astype(p.dtype), label=f"{p.name}: P")
         left = orthogonalize(left.astype("float64"))
-        own = (matrix.T @ left).astype(p.dtype)
-        right = self.q[p.name] = group.all_reduce(own, label=f"{p.name}: Q")
+        part = (matrix.T @ left).astype(p.dtype)
+        right = self.q[p.name] = group.all_reduce(part, label=f"{p.name}: Q")
         total = (left @ right.T).astype(p.dtype).reshape(p.shape)
-        return Sent(total, *on_grid(v, (left @ own.T).reshape(p.shape)))
+        return Sent(total, *on_grid(v, (left @ part.T).reshape(p.shape)))
 
     def begin(self, last: Array | None, matrix: Array, p: Parameter, step: int) -> Array:
         """Return Q[m, r], the same on every rank: a basis of the last one, completed by drawing.
 
         last  None in the first step; normal numbers, of about unit length, take its place
         """
-        xp = array_module(matrix)
-        shape = matrix.shape[1], approximation_rank(matrix.shape, self.rank)
+        xp, most = array_module(matrix), min(matrix.shape)
+        shape = matrix.shape[1], most if self.rank is None else min(self.rank, most)
         q = xp.zeros(shape) if last is None else orthogonalize(last.astype("float64"))
         missing = ~q.any(axis=0)
         if missing.any():
@@ -79,16 +79,10 @@ class PowerSGD:
         return q.astype(p.dtype)
 
 
-def approximation_rank(shape: tuple[int, int], rank: int | None) -> int:
-    """Return the rank of the approximation of a matrix."""
-    return min(shape) if rank is None else min(rank, *shape)
-
-
 def orthogonalize(p: Array) -> Array:
     """Return an orthonormal basis of the columns of P[n, r], float64: Gram and Schmidt, twice each.
 
-    A column in the span of those before it becomes 0. What rounding leaves of it would be a
-    direction of its own, and not even an orthogonal one.
+    A column in the span of those before it becomes 0.
     """
     xp, p = array_module(p), p.copy()
     tiny = 1e3 * np.finfo("float64").eps
@@ -99,6 +93,6 @@ def orthogonalize(p: Array) -> Array:
             for _ in range(2):
                 column -= before @ (before.T @ column)
         rest = xp.sqrt((column * column).sum())
-        new = rest > tiny * length
+        new = rest > tiny * length  # else rounding left it, in a direction that is not orthogonal
         column *= xp.where(new, 1.0, 0.0) / xp.where(new, rest, 1.0)
     return p

@@ -52,9 +52,9 @@ def quantize(w: Array, block: int) -> tuple[Array, Array]:
     """Return the levels [n] of w [n], int8, and the scales [ceil(n / block)], float32 or wider."""
     block = size_of_block(block, w.size)
     xp, wide, blocks = array_module(w), widen(w), -(-w.size // block)
-    whole = xp.zeros(blocks * block, wide.dtype)
-    whole[: w.size] = wide
-    rows = whole.reshape(blocks, block)
+    padded = xp.zeros(blocks * block, wide.dtype)
+    padded[: w.size] = wide
+    rows = padded.reshape(blocks, block)
     scales = abs(rows).max(axis=1) / LEVELS
     levels = xp.rint(rows / xp.where(scales > 0, scales, 1)[:, None])
     levels = xp.maximum(-LEVELS, xp.minimum(levels, LEVELS))

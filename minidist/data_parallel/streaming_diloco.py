@@ -173,7 +173,8 @@ class StreamingDiLoCo(DiLoCo):
     def state(self) -> dict[str, Array]:
         """Return the common weights by name, once nothing is under way: those loaded since."""
         self.end()
-        weights, begun = self.rounds.model.state(), self.begun and not self.rounds.weights.behind()
-        for s, x in zip(self.inner.slices, self.start if begun else [], strict=False):
-            weights |= {p.name: host_copy(x[at].reshape(p.shape)) for p, at in s.parts.items()}
+        weights = self.rounds.model.state()
+        if self.begun and not self.rounds.weights.behind():
+            for s, x in zip(self.inner.slices, self.start, strict=True):
+                weights |= {p.name: host_copy(x[at].reshape(p.shape)) for p, at in s.parts.items()}
         return weights

@@ -124,7 +124,8 @@ class ShardedCopies(AllHeld):
 
     def keep(self, shard: LayerShard) -> None:
         """Let a shard be elements of the whole vectors, which this rank keeps."""
-        shard.part.bind(shard.run.data[shard.own], shard.run.gradient[shard.own])
+        run, elements = shard.run, shard.elements
+        shard.part.bind(run.data[elements], run.gradient[elements])
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the shards, which this rank's optimizer updates."""
@@ -132,9 +133,9 @@ class ShardedCopies(AllHeld):
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
         """Add its part of the sum to each shard of these vectors; drop the whole gradients."""
-        these = [s for s in self.shards if s.whole in vectors]
-        self.scatter(these)
-        self.sum_copies(these)
+        shards = [s for s in self.shards if s.whole in vectors]
+        self.scatter(shards)
+        self.sum_copies(shards)
 
     def end_backward(self, last: bool) -> None:
         """End the backward of a micro-batch: whole gradients add up until the last one."""
@@ -164,11 +165,11 @@ class ShardedCopies(AllHeld):
         """Return the parts of these gradients that this rank counts, so that each counts once."""
         pieces, counted = [], set(parameters)
         for s, grad in zip(self.shards, self.summed(), strict=True):
-            first = s.group not in self.between or self.between[s.group].rank == 0
+            is_first = s.group not in self.between or self.between[s.group].rank == 0
+            begin = s.elements.start
             for p, part in s.run.parts.items():
-                if first and p in counted:
-                    start, stop = (max(0, end - s.own.start) for end in (part.start, part.stop))
-                    pieces.append(grad[start:stop])
+                if is_first and p in counted:
+                    pieces.append(grad[max(0, part.start - begin) : max(0, part.stop - begin)])
         return pieces
 
     def drop(self) -> None:
@@ -260,15 +261,15 @@ class ShardedLayers(ShardedCopies):
             self.leave_to_shards(flats)
         self.chunk_of: list[range] = []  # of each layer: the numbers of its chunk's
         for layers in chunks:
-            own = range(len(self.chunk_of), len(self.chunk_of) + len(layers))
-            self.chunk_of += [own] * len(own)
+            numbers = range(len(self.chunk_of), len(self.chunk_of) + len(layers))
+            self.chunk_of += [numbers] * len(layers)
             hooks = self.before_forward, self.before_backward
-            layers[:] = [ZeroLayer(x, k, *hooks) for k, x in zip(own, layers, strict=True)]
+            layers[:] = [ZeroLayer(x, k, *hooks) for k, x in zip(numbers, layers, strict=True)]
 
     def keep(self, shard: LayerShard) -> None:
         """Let a shard have its own gradient, and in stage 3 its own weights."""
         if self.stage == 2:
-            shard.part.bind(shard.run.data[shard.own])
+            shard.part.bind(shard.run.data[shard.elements])
 
     def leave_to_shards(self, flats: list[FlatParameters]) -> None:
         """Let all layers share two buffers for their weights: neighbours use them in turn."""

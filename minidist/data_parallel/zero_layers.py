@@ -31,7 +31,7 @@ class LayerShard:
     """What this rank keeps of a run of a layer's flat vector, as a parameter of its own.
 
     run         the elements that the ranks of the group have copies of; cut as equally as can be
-    own         this rank's elements of the run
+    elements    of the run that are this rank's
     name        of the parameter
     whole, part  the layer's whole vector; the vector of this rank's part alone
     parameter   that part, which the optimizer updates
@@ -40,10 +40,10 @@ class LayerShard:
     def __init__(self, run: FlatSlice, name: str, group: Group):
         self.run, self.whole, self.group = run, run.home, group
         ends = split_ends(run.stop - run.start, group.size)
-        self.own = slice(ends[group.rank], ends[group.rank + 1])
-        self.parameter = nn.Parameter(run.data[self.own], name)
+        self.elements = slice(ends[group.rank], ends[group.rank + 1])
+        self.parameter = nn.Parameter(run.data[self.elements], name)
         self.parameter.format = NumberFormat(grad_dtype=run.gradient.dtype)
-        self.parameter.placement = Placement(cuts=run.within(self.own).slices, spread=SPREAD)
+        self.parameter.placement = Placement(cuts=run.within(self.elements).slices, spread=SPREAD)
         self.part = FlatParameters([self.parameter])  # copies
         self.part.locked = self.whole.locked = ONLY_STEP
         self.part.part_of = self.whole
@@ -70,7 +70,7 @@ def load_shards(
         for p, part in s.run.parts.items():
             s.run.data[part] = left.pop(p.name).reshape(-1)
             p.note_replaced()
-        s.parameter.data[...] = s.run.data[s.own]
+        s.parameter.data[...] = s.run.data[s.elements]
     for name, array in left.items():
         named[name].load(array)
 
@@ -195,7 +195,8 @@ def shared_buffers(flats: list[FlatParameters], stage: int) -> list[Array]:
     """
     largest = max(flats, key=lambda flat: flat.vector.nbytes)
     sizes = [max(flat.gradient.nbytes for flat in flats)]
-    sizes += [largest.vector.nbytes] * 2 if stage == 3 else []
+    if stage == 3:
+        sizes += [largest.vector.nbytes] * 2
     buffers = [largest.empty((nbytes,), "uint8") for nbytes in sizes]
     for flat in flats:
         flat.bind(flat.vector, as_vector(buffers[0], flat.gradient))

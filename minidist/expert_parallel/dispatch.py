@@ -69,8 +69,8 @@ def routes(load: np.ndarray, coming: np.ndarray, ends: list[int]) -> Routes:
     coming  [N, E/N], the rows that each rank has for each of this rank's experts
     """
     sent = [int(load[a:b].sum()) for a, b in pairwise(ends)]
-    N, own = coming.shape
-    expert = np.repeat(np.tile(np.arange(own), N), coming.reshape(-1))
+    N, experts_here = coming.shape
+    expert = np.repeat(np.tile(np.arange(experts_here), N), coming.reshape(-1))
     order = np.argsort(expert, kind="stable")
     return Routes(sent, coming.sum(axis=1).tolist(), order, coming.sum(axis=0))
 
@@ -88,13 +88,13 @@ class Dispatch:
     trained: bool = True
 
     def __call__(self, experts: list[nn.Module], rows: Tensor, load: np.ndarray) -> Tensor:
-        """Run X[R, C], sorted by expert, through experts wherever they are; `experts`: own ones."""
+        """Run X[R, C], sorted by expert, through all experts; `experts` are those of this rank."""
         pieces = [load[a:b] for a, b in pairwise(self.ends)]
         coming = np.stack(self.group.all_to_all(pieces, label="counts"))
-        made = routes(load, coming, self.ends)
+        way = routes(load, coming, self.ends)
         if self.trained and not rows.requires_grad:  # all ranks must exchange in backward, or none
             rows = Tensor(rows.data, requires_grad=True)
-        rows = Exchange(self.group, made.sent, made.received)(rows)
-        rows = run_each(experts, functions.embedding(made.order, rows), made.load)
-        rows = functions.embedding(np.argsort(made.order), rows)
-        return Exchange(self.group, made.received, made.sent)(rows)
+        rows = Exchange(self.group, way.sent, way.received)(rows)
+        rows = run_each(experts, functions.embedding(way.order, rows), way.load)
+        rows = functions.embedding(np.argsort(way.order), rows)
+        return Exchange(self.group, way.received, way.sent)(rows)

@@ -70,19 +70,20 @@ class OncePerRank:
     ) -> Tensor:
         """X[positions, C] -> Y[positions, C]: see `MixtureOfExperts.run_rows`."""
         who, places = travellers(position, load, self.ends)
-        sent, leaving = [len(own) for own in who], np.concatenate(who)
+        sent, leaving = [len(positions) for positions in who], np.concatenate(who)
         loads = [load[a:b] for a, b in pairwise(self.ends)]
-        counts = [np.append(own, n) for own, n in zip(loads, sent, strict=True)]
+        counts = [np.append(rows, n) for rows, n in zip(loads, sent, strict=True)]
         coming = np.stack(self.group.all_to_all(counts, label="counts"))  # [N, E/N + 1]
         theirs = self.group.all_to_all(places, label="places")
         received = coming[:, -1].tolist()  # positions, from each rank
         firsts = np.cumsum([0, *received[:-1]])
-        made = routes(load, coming[:, :-1], self.ends)
-        row = np.concatenate([a + own for a, own in zip(firsts, theirs, strict=True)])[made.order]
+        way = routes(load, coming[:, :-1], self.ends)
+        place = np.concatenate([a + rows for a, rows in zip(firsts, theirs, strict=True)])
+        row = place[way.order]
         if self.trained and not x.requires_grad:  # all ranks must exchange in backward, or none
             x = Tensor(x.data, requires_grad=True)
         here = Exchange(self.group, sent, received)(functions.embedding(leaving, x))
-        gates = Exchange(self.group, made.sent, made.received)(g)
-        y = run_each(experts, functions.embedding(row, here), made.load)
-        y = Combine(row, sum(received))(y, functions.embedding(made.order, gates))
+        gates = Exchange(self.group, way.sent, way.received)(g)
+        y = run_each(experts, functions.embedding(row, here), way.load)
+        y = Combine(row, sum(received))(y, functions.embedding(way.order, gates))
         return SumInto(leaving, len(x.data))(Exchange(self.group, received, sent)(y))

@@ -57,12 +57,12 @@ def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> 
     check_name("dispatch", dispatch, DISPATCHES)
     for mixture in nn.mixtures(model):
         ends = split_ends(len(mixture.experts), group.size)
-        own = mixture.experts[ends[group.rank] : ends[group.rank + 1]]
+        experts_here = mixture.experts[ends[group.rank] : ends[group.rank + 1]]
         trained = any(p.requires_grad for expert in mixture.experts for p in expert.parameters())
         for expert in mixture.experts:
             for p in expert.parameters():
-                p.placement.elsewhere = None if expert in own else ELSEWHERE
-        mixture.experts = own
+                p.placement.elsewhere = None if expert in experts_here else ELSEWHERE
+        mixture.experts = experts_here
         if dispatch == "rows":
             mixture.run_experts = Dispatch(group, ends, trained)
         else:
@@ -97,9 +97,9 @@ class ExpertParallel(Trainer):
         share_scales(model.parameters(), group)
         same, shapes = check_replicas(model, group, check_weights, loads=True), shapes_of(model)
         keep_own_experts(model, group, dispatch)
-        own = nn.Sequential(model.layers)
-        own.loss = model.loss
-        super().__init__(own, group, shapes, same, micro_batches)
+        part = nn.Sequential(model.layers)
+        part.loss = model.loss
+        super().__init__(part, group, shapes, same, micro_batches)
         for p in self.parameters():
             p.placement.spread = SPREAD
 

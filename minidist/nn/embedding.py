@@ -39,29 +39,29 @@ class TokenAndPosition(Module):
     """
 
     def __init__(
-        self, vocab, width, context, dropout=0.0, learned=True, *, name="embedding", **more
+        self, vocab, width, context, dropout=0.0, learned=True, *, name="embedding", **options
     ):
         check_sizes(vocab=vocab, context=context)
         self.context = context
-        self.token = Embedding(vocab, width, name=f"{name}.token", **more)
+        self.token = Embedding(vocab, width, name=f"{name}.token", **options)
         self.position = None
         if learned:
-            self.position = Embedding(context, width, name=f"{name}.position", **more)
+            self.position = Embedding(context, width, name=f"{name}.position", **options)
         self.dropout = Dropout(dropout, name=f"{name}.dropout")
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        held = check_positions(tokens, self.context, randomness)
+        positions = check_positions(tokens, self.context, randomness)
         x = self.token(tokens)
         if self.position is not None:
-            x = x + position_rows(self.position.weight, held)
+            x = x + position_rows(self.position.weight, positions)
         return self.dropout(x, randomness)
 
 
-def position_rows(weight: Tensor, held: Positions) -> Tensor:
+def position_rows(weight: Tensor, positions: Positions) -> Tensor:
     """Return the rows of weight[context, C] at these positions."""
-    if held.whole:
-        return weight[: len(held)]
-    return functions.concatenate([weight[a:b] for a, b in held.runs or [(0, 0)]])
+    if positions.whole:
+        return weight[: len(positions)]
+    return functions.concatenate([weight[a:b] for a, b in positions.runs or [(0, 0)]])
 
 
 def check_positions(tokens: Array, context: int, randomness: Randomness | None) -> Positions:
@@ -73,10 +73,11 @@ def check_positions(tokens: Array, context: int, randomness: Randomness | None) 
         raise WrongInput(f"{T} tokens do not fit a context of {context}; use at most {context}")
     if randomness is None or randomness.positions is None:
         return Positions(((0, T),), T)
-    held = randomness.positions
-    if len(held) != T or held.length > context:
+    positions = randomness.positions
+    if len(positions) != T or positions.length > context:
         raise WrongInput(
-            f"tokens have {T} columns, at {len(held)} positions of a sequence of {held.length}, in "
-            f"a context of {context}; cut the tokens as tokens[:, positions.indices]"
+            f"tokens have {T} columns, at {len(positions)} positions of a sequence of "
+            f"{positions.length}, in a context of {context}; cut the tokens as "
+            "tokens[:, positions.indices]"
         )
-    return held
+    return positions

@@ -39,9 +39,9 @@ class FilterParallelConv2d(nn.Module):
         self.group, self.activation = group, conv.activation
         self.stride, self.padding = conv.stride, conv.padding
         full = len(conv.weight)
-        own = nn.Shard(0, own_run(full, group, "output channels"), full)
-        self.weight = conv.weight.part(own, SPLIT)
-        self.bias = None if conv.bias is None else conv.bias.part(own, SPLIT)
+        filters = nn.Shard(0, own_run(full, group, "output channels"), full)
+        self.weight = conv.weight.part(filters, SPLIT)
+        self.bias = None if conv.bias is None else conv.bias.part(filters, SPLIT)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = copy_to(x, self.group)
@@ -59,8 +59,8 @@ class ChannelParallelConv2d(nn.Module):
         self.group, self.activation = group, conv.activation
         self.stride, self.padding = conv.stride, conv.padding
         full = conv.weight.shape[1]
-        own = nn.Shard(1, own_run(full, group, "input channels"), full)
-        self.weight, self.bias = conv.weight.part(own, SPLIT), conv.bias
+        channels = nn.Shard(1, own_run(full, group, "input channels"), full)
+        self.weight, self.bias = conv.weight.part(channels, SPLIT), conv.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         y = convolution(x, self.weight, None, self.stride, self.padding)
@@ -73,9 +73,9 @@ class ChannelParallelConv2d(nn.Module):
 def keep_own_channels(norm: nn.BatchNorm, group: Group) -> nn.BatchNorm:
     """Keep in a norm this rank's channels, in place: X[B, C/N, H, W]; return it."""
     full = norm.gain.size
-    own = nn.Shard(0, own_run(full, group, "channels"), full)
+    channels = nn.Shard(0, own_run(full, group, "channels"), full)
     for name in ("gain", "bias", "running_mean", "running_var"):
-        setattr(norm, name, getattr(norm, name).part(own, SPLIT))
+        setattr(norm, name, getattr(norm, name).part(channels, SPLIT))
     return norm
 
 

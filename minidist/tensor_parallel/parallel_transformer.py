@@ -31,19 +31,16 @@ from minidist.parallel import check_same_weights, share_scales
 from minidist.parallel.collective_functions import reduce_from
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
-from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention
-from minidist.tensor_parallel.parallel_experts import split_mixture
-from minidist.tensor_parallel.parallel_grouped_queries import (
+from minidist.tensor_parallel.parallel_attention import (
+    ParallelAttention,
     ParallelGroupedQueryAttention,
+    ParallelPaddedAttention,
     holders_of,
     split_products,
 )
+from minidist.tensor_parallel.parallel_experts import split_mixture
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
-from minidist.tensor_parallel.vocab_parallel import (
-    VocabParallelHead,
-    split_product,
-    split_tables,
-)
+from minidist.tensor_parallel.vocab_parallel import split_head, split_product, split_tables
 
 M = TypeVar("M", bound=nn.Module)
 BLOCKS = nn.Block, nn.ExpertBlock, EncoderBlock, DecoderBlock
@@ -88,16 +85,17 @@ class ParallelEmbedding(nn.Module):
     """
 
     def __init__(self, embedding: nn.TokenAndPosition, group: Group, parts: Parts):
-        self.group, self.own = group, parts.positions
+        self.group, self.positions = group, parts.positions
         self.token, self.position = embedding.token, embedding.position
         self.context = embedding.context
         self.dropout = parts.dropout(embedding.dropout, group)
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        held = check_positions(tokens, self.context, randomness)
-        own, x = self.own(len(held), self.group), self.token(tokens)
+        positions = check_positions(tokens, self.context, randomness)
+        x = self.token(tokens)
         if self.position is not None:
-            x = x + position_rows(self.position.weight, held)[own]
+            here = self.positions(len(positions), self.group)
+            x = x + position_rows(self.position.weight, positions)[here]
         return self.dropout(x, randomness)
 
 
@@ -139,12 +137,7 @@ class ParallelTransformer(nn.Sequential):
                 block.contract = parts.rows(block.contract, group)
             for name, dropout in members(block, nn.Dropout):
                 setattr(block, name, parts.dropout(dropout, group))
-        assert isinstance(head, nn.Head)
-        tied = None
-        if head.tied:
-            assert isinstance(embedding, ParallelEmbedding)
-            tied = embedding.token.weight
-        split = VocabParallelHead(head, group, tied, parts.product)
+        split = split_head(head, embedding, group, parts.product)
         super().__init__([embedding, *blocks, split])
 
 

@@ -29,8 +29,8 @@ class RowParallelLinear(nn.Module):
     def __init__(self, linear: nn.Linear, group: Group, scatter_input: bool = False):
         self.group, self.scatter_input = group, scatter_input
         self.activation = linear.activation
-        own = own_run(linear.weight.shape[0], group, "rows")
-        self.weight = rows_of(linear.weight, own)  # W[own]
+        rows = own_run(linear.weight.shape[0], group, "rows")
+        self.weight = rows_of(linear.weight, rows)  # W[rows]
         self.bias = linear.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:

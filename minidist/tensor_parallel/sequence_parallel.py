@@ -114,8 +114,8 @@ class SequenceDropout(nn.Module):
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         each, C = x.shape[1:]
-        own = slice(self.group.rank * each, (self.group.rank + 1) * each)
-        window, whole = (own, slice(0, C)), (self.group.size * each, C)
+        here = slice(self.group.rank * each, (self.group.rank + 1) * each)
+        window, whole = (here, slice(0, C)), (self.group.size * each, C)
         return self.dropout.forward(x, randomness, window, whole)
 
 

@@ -66,7 +66,7 @@ class Halos:
         inner = (min(rows, -(-end // self.stride)) for end in self.ends[:-1])
         return (*inner, rows)
 
-    def own(self, r: int) -> range:
+    def has(self, r: int) -> range:
         return range(self.ends[r], self.ends[r + 1])
 
     def needs(self, r: int) -> range:
@@ -77,14 +77,14 @@ class Halos:
 
     def piece(self, r: int, source: int) -> range:
         """Return the rows that rank r needs and `source` has."""
-        needs, has = self.needs(r), self.own(source)
+        needs, has = self.needs(r), self.has(source)
         return range(max(needs.start, has.start), min(needs.stop, has.stop))
 
     def idle(self, r: int) -> bool:
         """Return whether rank r needs its own rows, and nothing is sent from it or to it."""
         others = [q for q in range(len(self.ends) - 1) if q != r]
         moves = any(self.piece(r, q) or self.piece(q, r) for q in others)
-        return self.needs(r) == self.own(r) and not moves
+        return self.needs(r) == self.has(r) and not moves
 
 
 class HaloExchange(Function):
@@ -99,39 +99,39 @@ class HaloExchange(Function):
 
     def forward(self, x: Array) -> Array:
         group, halos, r = self.group, self.halos, self.group.rank
-        own, needs = halos.own(r), halos.needs(r)
-        if x.shape[ROWS] != len(own):
-            raise WrongInput(f"rank {r} has {len(own)} rows of an image, not {x.shape[ROWS]}")
+        has, needs = halos.has(r), halos.needs(r)
+        if x.shape[ROWS] != len(has):
+            raise WrongInput(f"rank {r} has {len(has)} rows of an image, not {x.shape[ROWS]}")
         y = array_module(x).zeros((*x.shape[:ROWS], len(needs), x.shape[-1]), x.dtype)
         for q in self.others():
-            self.send(x, own, halos.piece(q, r), q)
+            self.send(x, has, halos.piece(q, r), q)
         for q in range(group.size):
             if piece := halos.piece(r, q):
-                rows(y, needs, piece)[...] = rows(x, own, piece) if q == r else group.recv(q)
+                rows(y, needs, piece)[...] = rows(x, has, piece) if q == r else group.recv(q)
         return y
 
     def backward(self, grad: Array) -> Array:
         group, halos, r = self.group, self.halos, self.group.rank
-        own, needs = halos.own(r), halos.needs(r)
-        dx = array_module(grad).zeros((*grad.shape[:ROWS], len(own), grad.shape[-1]), grad.dtype)
+        has, needs = halos.has(r), halos.needs(r)
+        dx = array_module(grad).zeros((*grad.shape[:ROWS], len(has), grad.shape[-1]), grad.dtype)
         for q in self.others():
             self.send(grad, needs, halos.piece(r, q), q)
         for q in range(group.size):
             if piece := halos.piece(q, r):
-                rows(dx, own, piece)[...] += rows(grad, needs, piece) if q == r else group.recv(q)
+                rows(dx, has, piece)[...] += rows(grad, needs, piece) if q == r else group.recv(q)
         return dx
 
     def others(self) -> list[int]:
         return [q for q in range(self.group.size) if q != self.group.rank]
 
-    def send(self, x: Array, held: range, piece: range, to: int) -> None:
+    def send(self, x: Array, has: range, piece: range, to: int) -> None:
         if piece:
-            self.group.send(array_module(x).ascontiguousarray(rows(x, held, piece)), to)
+            self.group.send(array_module(x).ascontiguousarray(rows(x, has, piece)), to)
 
 
-def rows(x: Array, held: range, piece: range) -> Array:
-    """Return the view of these rows of an array that has the rows `held`."""
-    return x[:, :, piece.start - held.start : piece.stop - held.start]
+def rows(x: Array, has: range, piece: range) -> Array:
+    """Return the view of the rows `piece` of an array that has the rows `has`."""
+    return x[:, :, piece.start - has.start : piece.stop - has.start]
 
 
 def with_halos(x: Tensor, group: Group, halos: Halos) -> Tensor:
@@ -174,8 +174,8 @@ class SpatialPool(nn.Module):
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         if self.halos is not None:
             return self.pool(with_halos(x, self.group, self.halos))
-        own = x.mean(axis=3).sum(axis=2)  # of rows' means: the sum of all may overflow float16
-        return reduce_from(own, self.group) / self.height
+        sums = x.mean(axis=3).sum(axis=2)  # of rows' means: the sum of all may overflow float16
+        return reduce_from(sums, self.group) / self.height
 
 
 def spatial_parallel(

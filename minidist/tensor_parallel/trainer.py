@@ -33,7 +33,7 @@ from minidist.parallel.trainer import Trainer
 from minidist.tensor_parallel import vocab_parallel
 from minidist.tensor_parallel.channel_parallel import channel_parallel
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
-from minidist.tensor_parallel.parallel_grouped_queries import ParallelGroupedQueryAttention
+from minidist.tensor_parallel.parallel_attention import ParallelGroupedQueryAttention
 from minidist.tensor_parallel.parallel_transformer import (
     ParallelTransformer,
     Parts,
@@ -42,7 +42,7 @@ from minidist.tensor_parallel.parallel_transformer import (
 )
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tensor_parallel.vocab_parallel import VocabParallelHead, split_tables
+from minidist.tensor_parallel.vocab_parallel import split_head, split_tables
 from minidist.tensor_parallel.whole import sum_squares, unsplit
 
 
@@ -61,9 +61,9 @@ class TensorParallel(Trainer):
         if check_weights:
             check_same_weights(model, group)
         shapes, self.split = shapes_of(model), split
-        own = SPLITS[split](model, group)
-        own.loss = _loss(model, group) if split in CUT_VOCABULARY else model.loss
-        super().__init__(own, group, shapes, group if check_weights else None)
+        part = SPLITS[split](model, group)
+        part.loss = _loss(model, group) if split in CUT_VOCABULARY else model.loss
+        super().__init__(part, group, shapes, group if check_weights else None)
 
     @property
     def groups(self) -> list[Group]:
@@ -113,12 +113,7 @@ def by_vocabulary(model: nn.Module, group: Group) -> nn.Module:
     check_transformer(model)
     embedding, *blocks, head = model.layers
     split_tables(embedding, group)
-    assert isinstance(head, nn.Head)
-    tied_to = None
-    if head.tied:
-        assert isinstance(embedding, nn.TokenAndPosition)
-        tied_to = embedding.token.weight
-    return nn.Sequential([embedding, *blocks, VocabParallelHead(head, group, tied_to)])
+    return nn.Sequential([embedding, *blocks, split_head(head, embedding, group)])
 
 
 def _loss(model: nn.Module, group: Group) -> Callable:

@@ -47,9 +47,9 @@ class VocabParallelEmbedding(nn.Module):
         domain = f"a vocabulary of {{}}, the rows of {self.weight.name}"
         tokens = check_indices(indices, "token", self.vocab, domain=domain)
         local = tokens - self.tokens[0]
-        own = (local >= 0) & (local < len(self.tokens))
-        rows = functions.embedding(np.where(own, local, 0), self.weight)
-        mask = on_device_of(own[..., None].astype(rows.dtype), rows.data)
+        is_here = (local >= 0) & (local < len(self.tokens))
+        rows = functions.embedding(np.where(is_here, local, 0), self.weight)
+        mask = on_device_of(is_here[..., None].astype(rows.dtype), rows.data)
         return self.leave(rows * mask, self.group)
 
 
@@ -73,11 +73,20 @@ class VocabParallelHead(nn.Module):
         self.tied = tied_to is not None
         self.weight = tied_to
         if tied_to is None:
-            whole = head.linear.weight
-            self.weight = columns_of(whole, own_tokens(whole.shape[1], group))
+            weight = head.linear.weight
+            self.weight = columns_of(weight, own_tokens(weight.shape[1], group))
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         return self.product(self.norm(x), self.weight, self.group, self.tied)
+
+
+def split_head(
+    head: nn.Module, embedding: nn.Module, group: Group, product=split_product
+) -> VocabParallelHead:
+    """Split a head by columns; a tied one has the split table of the embedding."""
+    assert isinstance(head, nn.Head)
+    table = next(embedding.modules(VocabParallelEmbedding))
+    return VocabParallelHead(head, group, table.weight if head.tied else None, product)
 
 
 class VocabParallelCrossEntropy(Function):
@@ -103,8 +112,8 @@ class VocabParallelCrossEntropy(Function):
         targets = self.targets.reshape(-1)
         self.ignored = on_device_of(targets == IGNORED, logits)
         local = targets - first
-        own = np.flatnonzero((local >= 0) & (local < each))
-        self.picked = on_device_of(own, logits), on_device_of(local[own], logits)
+        here = np.flatnonzero((local >= 0) & (local < each))  # rows whose target this rank has
+        self.picked = on_device_of(here, logits), on_device_of(local[here], logits)
         target = xp.zeros(len(rows), rows.dtype)
         target[self.picked[0]] = rows[self.picked] - highest[self.picked[0]]
         target = group.all_reduce(target, label="logit of the target")

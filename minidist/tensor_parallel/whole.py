@@ -30,8 +30,8 @@ def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> flo
 
     own  the optimizer's sum, used only as a check: on each rank it includes what all ranks hold
     """
-    held = model.parameters()
-    return sum_squares_over(counted_here(held, group), held, own, group)
+    parameters = model.parameters()
+    return sum_squares_over(counted_here(parameters, group), parameters, own, group)
 
 
 def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:

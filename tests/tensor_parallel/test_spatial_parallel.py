@@ -85,7 +85,7 @@ def cuts(draw, ranks):
 def exchanged(group, halos, seed):
     """Return the whole X, the needed rows, a random dY and dX on this rank."""
     x = arrays(2, 3, halos.ends[-1], 2, seed=seed)
-    own = halos.own(group.rank)
+    own = halos.has(group.rank)
     part = Tensor(x[:, :, own.start : own.stop], requires_grad=True)
     y = HaloExchange(group, halos)(part)
     dy = arrays(*y.shape, seed=[seed, group.rank])
@@ -122,7 +122,7 @@ def of_halos(got, want, found, halos):
     """Say what is in a wrong dX: whether the gradients of halos are in it."""
     own = np.concatenate(
         [
-            dy[:, :, halos.own(r).start - n.start :][:, :, : len(halos.own(r))]
+            dy[:, :, halos.has(r).start - n.start :][:, :, : len(halos.has(r))]
             for r, (*_, dy, _) in enumerate(found)
             for n in [halos.needs(r)]
         ],

@@ -173,7 +173,7 @@ def updated(group, sizes, seed, stage, lr, momentum, size, steps, clip):
     norms = []
     for step in steps:
         for s, flat in zip(share.shards, step, strict=True):
-            s.parameter.accumulate(flat[s.own])
+            s.parameter.accumulate(flat[s.elements])
         norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
         share.step(optimizer)
     moved = share.inside.ledger.bytes["all_gather"]
