@@ -80,9 +80,9 @@ def no_exponent(*_: object) -> NoReturn:
 
 
 def check_exponent(n: float) -> float:
-    """Return a number as Python's: one of NumPy would widen float32."""
-    check_number(EXPONENT, n, lambda n: True)
-    return int(n) if isinstance(n, Integral) else float(n)
+    """Return an exponent as a number of Python's."""
+    check_number(EXPONENT, n, lambda _: True)
+    return int(n) if isinstance(n, Integral) else float(n)  # NumPy's would widen float32
 
 
 def check_rate(rate: float) -> None:
@@ -233,12 +233,12 @@ def is_basic(index) -> bool:
 
 
 def check_index(index, a: Array) -> None:
-    """Raise IndexError if an array in the index names no element: a GPU would wrap it silently.
+    """Raise IndexError if an array in the index names no element.
 
     If the index is on the GPU, too, the host waits for it.
     """
     if not on_gpu(a) or is_basic(index):
-        return
+        return  # NumPy checks it; a GPU would wrap it silently
     parts: list[Array] = [
         part if part is None or part is Ellipsis or isinstance(part, slice) else as_array(part)
         for part in (index if isinstance(index, tuple) else (index,))

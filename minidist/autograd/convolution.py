@@ -45,9 +45,9 @@ class Convolution(Function):
         self.x, self.w = x, w
         empty, rows = array_module(x).empty, w.reshape(len(w), -1)
         y = empty((len(x), len(w), *windows.output), x.dtype)
-        made = empty((windows.at_once(x), len(w), windows.run), sum_dtype(x))
+        buffer = empty((windows.at_once(x), len(w), windows.run), sum_dtype(x))
         for block, columns in windows.columns(x):
-            part = made[: len(columns)]
+            part = buffer[: len(columns)]
             batched_matmul(repeat(rows, len(part)), columns, out=part)
             y[block] = windows.places(part)
         if bias is not None:
@@ -107,10 +107,10 @@ class Windows:
         """Yield (examples, their columns [b, C K K, run]); the next columns overwrite them."""
         at_once, zeros = self.at_once(x), array_module(x).zeros
         padded = zeros((at_once, self.image[1], *self.padded), x.dtype)
-        made = zeros((at_once, self.image[1], *self.kernel, self.run), x.dtype)
+        buffer = zeros((at_once, self.image[1], *self.kernel, self.run), x.dtype)
         for block in blocks(len(x), at_once):
             part = x[block]
-            images, columns = padded[: len(part)], made[: len(part)]
+            images, columns = padded[: len(part)], buffer[: len(part)]
             self.inner(images)[...] = part
             runs = flat(images)
             for (i, j), seen in self.seen():
@@ -121,12 +121,12 @@ class Windows:
         """Return dX[B, C, H, W], given dY[B, F, H', W']."""
         at_once, empty, dtype = self.at_once(grad), array_module(grad).empty, sum_dtype(grad)
         padded = empty((at_once, self.image[1], *self.padded), dtype)
-        made = empty((at_once, w[0].size, self.run), dtype)
+        buffer = empty((at_once, w[0].size, self.run), dtype)
         dx = empty(self.image, grad.dtype)
         rows = w.reshape(len(w), -1).T.copy()  # contiguous rows make a faster product
         for block in blocks(len(grad), at_once):
             part = self.spread(grad[block])
-            images, columns = padded[: len(part)], made[: len(part)]
+            images, columns = padded[: len(part)], buffer[: len(part)]
             batched_matmul(repeat(rows, len(part)), part, out=columns)
             columns = columns.reshape(len(part), -1, *self.kernel, self.run)
             images[...], runs = 0, flat(images)
@@ -149,9 +149,9 @@ class Windows:
         """Return Y[b, F, H', W'] as [b, F, run], with zeros between."""
         if self.width == self.output[1]:
             return flat(y)
-        made = array_module(y).zeros((*y.shape[:2], self.run), y.dtype)
-        self.places(made)[...] = y
-        return made
+        runs = array_module(y).zeros((*y.shape[:2], self.run), y.dtype)
+        self.places(runs)[...] = y
+        return runs
 
     def inner(self, padded: Array) -> Array:
         """Return the view of padded images that is the images themselves."""

@@ -41,28 +41,28 @@ class Factor(NamedTuple):
     side: int = 1
 
 
-def product(a: Factor, b: Factor, how: EightBits, strips: list[slice]) -> Array:
+def product(a: Factor, b: Factor, bits: EightBits, strips: list[slice]) -> Array:
     """Return Y[n, m] = A[n, K] B[m, K]^T of eight-bit numbers, in the dtype of A."""
     y = array_module(a.x).zeros((len(a.x), len(b.x)), a.x.dtype)
     for strip in strips:
-        (p, s), (q, t) = quantised(a, strip, how), quantised(b, strip, how)
+        (p, s), (q, t) = quantised(a, strip, bits), quantised(b, strip, bits)
         y += (p @ q.T) * (s * t.T)
     return y
 
 
-def quantised(factor: Factor, strip: slice, how: EightBits) -> tuple[Array, Array]:
+def quantised(factor: Factor, strip: slice, bits: EightBits) -> tuple[Array, Array]:
     """Return (Q[n, k], s[n, 1]) of a strip, X = s Q: Q in the format, its largest number fits."""
     x = factor.x[:, strip]
-    scale = scales(x, factor, how)
+    scale = scales(x, factor, bits)
     return rounded(x / scale, factor.form), scale
 
 
-def scales(x: Array, factor: Factor, how: EightBits) -> Array:
+def scales(x: Array, factor: Factor, bits: EightBits) -> Array:
     """Return s[n, 1] of a strip X[n, k]: the largest of each `side` rows, over the format's."""
     xp, n = array_module(x), len(x)
     most = abs(x).max(axis=1) if x.size else xp.zeros(n, x.dtype)
-    if how.block is None:
-        most = xp.broadcast_to(how.share(xp.append(most, most.dtype.type(0)).max()), (n,))
+    if bits.block is None:
+        most = xp.broadcast_to(bits.share(xp.append(most, most.dtype.type(0)).max()), (n,))
     elif factor.side > 1:
         blocks = [most[rows] for rows in strips_of(n, factor.side)]
         most = xp.concatenate([xp.broadcast_to(block.max(), block.shape) for block in blocks])
@@ -88,8 +88,8 @@ class LinearInEightBits(Function):
     X[..., T, C_in]: an example has T positions; X[R, C_in] is one of R.
     """
 
-    def __init__(self, how: EightBits, transposed: bool = False):
-        self.how, self.transposed = how, transposed
+    def __init__(self, bits: EightBits, transposed: bool = False):
+        self.bits, self.transposed = bits, transposed
 
     def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
@@ -97,26 +97,26 @@ class LinearInEightBits(Function):
             raise WrongInput(
                 f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
             )
-        how, self.shape, self.dtype = self.how, x.shape, x.dtype
+        bits, self.shape, self.dtype = self.bits, x.shape, x.dtype
         self.x, self.w = widen(x.reshape(-1, w.shape[0])), widen(w)
-        factors = Factor(self.x, how.forward), Factor(self.w.T, how.forward, how.block or 1)
-        y = product(*factors, how, strips_of(len(w), how.block))
+        factors = Factor(self.x, bits.forward), Factor(self.w.T, bits.forward, bits.block or 1)
+        y = product(*factors, bits, strips_of(len(w), bits.block))
         y = y if b is None else y + b
         return y.reshape(*x.shape[:-1], w.shape[1]).astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:
-        how, x, w, dtype, turned = self.how, self.x, self.w, self.dtype, self.transposed
-        rows, form = widen(grad.reshape(-1, w.shape[1])), how.gradient
+        bits, x, w, dtype, turned = self.bits, self.x, self.w, self.dtype, self.transposed
+        rows, form = widen(grad.reshape(-1, w.shape[1])), bits.gradient
         positions = self.shape[-2] if len(self.shape) > 1 else 1
-        strips = strips_of(positions, how.block, len(x) // (positions or 1))
+        strips = strips_of(positions, bits.block, len(x) // (positions or 1))
         dx = None
         if self.inputs[0] is not None:
-            factors = Factor(rows, form), Factor(w, how.forward, how.block or 1)
-            dx = product(*factors, how, strips_of(w.shape[1], how.block))
+            factors = Factor(rows, form), Factor(w, bits.forward, bits.block or 1)
+            dx = product(*factors, bits, strips_of(w.shape[1], bits.block))
             dx = dx.reshape(self.shape).astype(dtype, copy=False)
 
         def dw(out=None):
-            y = product(Factor(x.T, how.forward), Factor(rows.T, form), how, strips)
+            y = product(Factor(x.T, bits.forward), Factor(rows.T, form), bits, strips)
             return (y.T if turned else y).astype(dtype, copy=False)
 
         def db(out=None):

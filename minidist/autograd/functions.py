@@ -230,8 +230,8 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> Tensor:
-    how = weight.format.product
-    multiply = Linear(transposed) if how is None else LinearInEightBits(how, transposed)
+    bits = weight.format.product
+    multiply = Linear(transposed) if bits is None else LinearInEightBits(bits, transposed)
     return multiply(x, weight) if bias is None else multiply(x, weight, bias)
 
 

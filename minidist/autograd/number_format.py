@@ -44,19 +44,21 @@ class EightBits:
 
         name  in words, of what: "positions"
         """
-        block, held = self.block or full, indices.tolist()
-        if self.block is None and self.share is own_scale and len(held) < full:
-            raise WrongInput(
-                f"a rank's {len(held)} of {full} {name} are a part of an array with one scale; "
-                "call parallel.share_scales(parameters, group) before the split, or use "
-                "EightBits(block)"
-            )
-        for first in range(0, len(held), block) if self.block else ():
-            run = held[first : first + block]
+        block, part = self.block, indices.tolist()
+        if block is None:
+            if self.share is own_scale and len(part) < full:
+                raise WrongInput(
+                    f"a rank's {len(part)} of {full} {name} are a part of an array with one scale; "
+                    "call parallel.share_scales(parameters, group) before the split, or use "
+                    "EightBits(block)"
+                )
+            return
+        for first in range(0, len(part), block):
+            run = part[first : first + block]
             whole = [*range(run[0], run[0] + block)][: full - run[0]]
             if run[0] % block or run != whole:
                 raise WrongInput(
-                    f"a rank's {len(held)} of {full} {name} cut a block of {block}, of which each "
+                    f"a rank's {len(part)} of {full} {name} cut a block of {block}, of which each "
                     "rank would choose a scale of its own; use fewer ranks, or a multiple of the "
                     "block in each piece"
                 )

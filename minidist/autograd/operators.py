@@ -71,7 +71,9 @@ class Power(Function):
 
     def backward(self, grad: Array) -> Array:
         n = self.exponent
-        return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1) if n else 0 * self.a)
+        if n == 0:
+            return grad * (0 * self.a)  # a ** -1 would be inf at 0
+        return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1))
 
 
 class MatMul(Function):

@@ -110,15 +110,15 @@ def _gemm(a: Array, b: Array, y: Array, where: Layout, add: bool) -> None:
     kinds = {"e": runtime.CUDA_R_16F, "f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F}
     (a, right), (b, left) = readable(a), readable(b)
     wide = sum_dtype(a)
-    one, more = np.array(1, wide), np.array(add, wide)
+    alpha, beta = np.array(1, wide), np.array(add, wide)  # of Y = alpha A B + beta Y
     cublas.gemmStridedBatchedEx(
         xp.cuda.get_cublas_handle(),
         cublas.CUBLAS_OP_T if left.transposed else cublas.CUBLAS_OP_N,
         cublas.CUBLAS_OP_T if right.transposed else cublas.CUBLAS_OP_N,
-        *(m, n, k, one.ctypes.data),
+        *(m, n, k, alpha.ctypes.data),
         *(b.data.ptr, kinds[b.dtype.char], left.leading, left.stride),
         *(a.data.ptr, kinds[a.dtype.char], right.leading, right.stride),
-        *(more.ctypes.data, y.data.ptr, kinds[y.dtype.char], where.leading, where.stride),
+        *(beta.ctypes.data, y.data.ptr, kinds[y.dtype.char], where.leading, where.stride),
         math.prod(y.shape[:-2]),
         cublas.CUBLAS_COMPUTE_64F if wide == np.float64 else cublas.CUBLAS_COMPUTE_32F,
         cublas.CUBLAS_GEMM_DEFAULT,

@@ -30,6 +30,7 @@ from minidist import nn
 from minidist.backend import float_dtype
 from minidist.checkpoint.published import (
     COMMON,
+    DECODER,
     INDEX,
     check_keys,
     read,
@@ -48,16 +49,12 @@ SIZES = {  # a key, and other names for it
     "n_inner": (),  # null: 4 n_embd
 }
 HEADS, USUAL_HEADS = ("n_head", "num_attention_heads"), 12
-FUNCTION = {
+FUNCTION = DECODER | {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,  # by 1 / sqrt(D)
     "scale_attn_by_inverse_layer_idx": False,
-    "is_causal": True,
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
     "tie_word_embeddings": True,
-    "pruned_heads": {},
     "model_type": "gpt2",
 }
 HARMLESS = COMMON | set(
@@ -136,8 +133,10 @@ def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32"
         raise WrongInput(f"config.json says {asked} heads, not {heads}; leave heads out")
     if heads is None:
         heads = asked or max(1, width // HEAD_WIDTH)
-    more = {"dtype": float_dtype(dtype), "tied": True, "style": Style(hidden=hidden)}
-    model = nn.Transformer(vocab, width, heads, depth, context, **more)
+    style = Style(hidden=hidden)
+    model = nn.Transformer(
+        vocab, width, heads, depth, context, dtype=float_dtype(dtype), tied=True, style=style
+    )
     model.load_state(state)  # checks names and shapes
     return model
 

@@ -33,7 +33,14 @@ import numpy as np
 
 from minidist import nn
 from minidist.backend import float_dtype
-from minidist.checkpoint.published import COMMON, check_keys, read_folder, read_object, refuse
+from minidist.checkpoint.published import (
+    COMMON,
+    DECODER,
+    check_keys,
+    read_folder,
+    read_object,
+    refuse,
+)
 from minidist.errors import WrongInput
 from minidist.nn.rotary import Stretched
 
@@ -45,15 +52,11 @@ SIZES = {  # a key, and the argument of nn.Llama
     "num_attention_heads": "heads",
     "max_position_embeddings": "context",
 }
-FUNCTION = {
+FUNCTION = DECODER | {
     "model_type": "llama",
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "is_encoder_decoder": False,
-    "is_causal": True,
-    "add_cross_attention": False,
-    "pruned_heads": {},
     "rope_interleaved": False,  # SmolLM2's, like is_llama_config
 }
 HARMLESS = COMMON | set(  # pretraining_tp: sums in parts
@@ -169,7 +172,7 @@ def load_llama(folder: str | Path, dtype: str = "float32") -> nn.Llama:
 
 
 def shapes_of(
-    vocab, width, heads, kv_heads, depth, hidden, tied, **more
+    vocab, width, heads, kv_heads, depth, hidden, tied, **_
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each array by its published name, without `.weight`."""
     C, F, K_D = width, hidden, kv_heads * (width // heads)  # K D
@@ -183,7 +186,7 @@ def shapes_of(
     return {EMBEDDING: (vocab, C), **blocks, "model.norm": (C,), **head}
 
 
-def state_of(arrays: dict[str, np.ndarray], depth: int, tied: bool, **more) -> dict:
+def state_of(arrays: dict[str, np.ndarray], depth: int, tied: bool, **_) -> dict:
     """Return the arrays by nn.Llama's names."""
     state = {
         "embedding.token.weight": arrays[f"{EMBEDDING}.weight"],

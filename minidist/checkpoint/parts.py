@@ -39,8 +39,8 @@ class Part:
         """Return the values on the host, in one piece, shaped like the part they are all of."""
         values = np.ascontiguousarray(to_host(self.values)).reshape(-1)
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        whole = len(values) == np.prod(self.cut.part_shape)
-        return values.reshape(self.cut.part_shape) if whole else values
+        is_whole = len(values) == np.prod(self.cut.part_shape)
+        return values.reshape(self.cut.part_shape) if is_whole else values
 
 
 class Holder(Protocol):
@@ -109,16 +109,16 @@ def restore(saved: Source, model: Holder, optimizer: AnyOptimizer) -> None:
     ValueError if the checkpoint lacks an array or has it in another shape, in a dtype that the
     parameter cannot hold, or the state of another kind of optimizer.
     """
-    of = saved.about.get("optimizer")
-    if of is None:
+    state = saved.about.get("optimizer")
+    if state is None:
         raise WrongInput(
             f"{saved.path} says nothing of an optimizer; take its weights with checkpoint.load, or "
             "save it with about={'optimizer': parts.about(optimizer)}"
         )
-    if of["kind"] != optimizer.kind:
+    if state["kind"] != optimizer.kind:
         raise WrongInput(
-            f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "
-            f"{of['kind']}, or use another folder"
+            f"{saved.path} has the state of {state['kind']}, not of {optimizer.kind}; go on with "
+            f"{state['kind']}, or use another folder"
         )
     here = [p for p in model.named_parameters().values() if not p.placement.elsewhere]
     for p in dict.fromkeys([*here, *optimizer.parameters]):
@@ -127,9 +127,9 @@ def restore(saved: Source, model: Holder, optimizer: AnyOptimizer) -> None:
         p.note_replaced()
     for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
         fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
-    if optimizer.scale and of.get("loss_scale"):
-        optimizer.scale.state = of["loss_scale"]
-    optimizer.steps, optimizer.state = of["steps"], None
+    if optimizer.scale and state.get("loss_scale"):
+        optimizer.scale.state = state["loss_scale"]
+    optimizer.steps, optimizer.state = state["steps"], None
     if arrays := arrays_of_state(saved.shapes):
         optimizer.state = [
             [

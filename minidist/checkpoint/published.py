@@ -24,6 +24,12 @@ FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has
 LOADERS = {"gpt2": "; use load_gpt2", "llama": "; use load_llama"}  # by model_type
 SAME = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}  # other names of a function
+DECODER = {  # what chooses that a model is a decoder alone, and that it is whole
+    "is_causal": True,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+}
 COMMON = frozenset(  # keys of all architectures that do not change the logits of an evaluation
     """
     initializer_range dtype torch_dtype use_bfloat16 torchscript gradient_checkpointing

@@ -83,13 +83,13 @@ class Saved:
     @classmethod
     def newest(cls, folder: str | Path, step: int | None = None) -> "Saved":
         """Return a folder's newest checkpoint, or that of a step; ValueError if there is none."""
-        whole = manifest.whole_ones(manifest.place(folder))
-        if not whole:
+        checkpoints = manifest.whole_ones(manifest.place(folder))
+        if not checkpoints:
             raise WrongInput(f"{folder} has no checkpoint; leave --resume out to begin one")
-        if step is not None and step not in whole:
-            there = ", ".join(map(str, whole))
-            raise WrongInput(f"{folder} has no checkpoint of step {step}, but of {there}; use that")
-        path = whole[max(whole) if step is None else step]
+        if step is not None and step not in checkpoints:
+            steps = ", ".join(map(str, checkpoints))
+            raise WrongInput(f"{folder} has no checkpoint of step {step}, but of {steps}; use that")
+        path = checkpoints[max(checkpoints) if step is None else step]
         with advised(path):
             return cls(path)
 
@@ -129,8 +129,9 @@ class Saved:
         stored = self.stored[cut.name]
         cuts = [manifest.slice_of(described, cut.shape) for _, _, described in stored]
         vector, missing = np.zeros(len(cut), self.dtypes[cut.name]), cut.positions() >= 0
-        all_of_it = cut.shard is None and len(cut) == math.prod(cut.shape)
-        for piece in pieces_of_all(cuts) if all_of_it else pieces(cut, cuts):
+        is_whole = cut.shard is None and len(cut) == math.prod(cut.shape)
+        parts = pieces_of_all(cuts) if is_whole else pieces(cut, cuts)
+        for piece in parts:
             file, key, _ = stored[piece.number]
             read = self.read(file, key, cuts[piece.number])
             vector[piece.places] = read.reshape(-1)[piece.taken]
@@ -160,15 +161,13 @@ class Saved:
         return array.view(dtype)
 
     def read_all(self, file: str) -> None:
-        """Read a file in one piece; the arrays of it that `read` returns are views of that.
-
-        One array of 200 MB is in memory after 600 page faults, 12 of 16 MB are after 6,200. It
-        begins half a page behind where the file begins in its own pages: where memory is copied to
-        an address a few bytes behind, each load waits for a store, and takes three times as long.
-        """
+        """Read a file in one piece; the arrays of it that `read` returns are views of that."""
+        # One array of 200 MB is in memory after 600 page faults, 12 of 16 MB are after 6,200.
         self.open(file)
         size = self.files[file]["bytes"]
         memory = np.empty(size + PAGE, np.uint8)
+        # It begins half a page behind where the file begins in its own pages. Where memory is
+        # copied to an address a few bytes behind, each load waits for a store: 3 times as long.
         begin = (PAGE // 2 - memory.ctypes.data) % PAGE
         self.contents[file] = memory[begin : begin + size]
         with open(self.path / file, "rb") as source:

@@ -193,10 +193,10 @@ class Keep:
         That is: if the folder has a checkpoint from which the run does not go on, or if nothing can
         be written there.
         """
-        whole = manifest.whole_ones(Path(self.folder))
-        if whole and not self.resume:
+        checkpoints = manifest.whole_ones(Path(self.folder))
+        if checkpoints and not self.resume:
             raise WrongInput(
-                f"{self.folder} has a checkpoint of step {max(whole)}; go on from it with "
+                f"{self.folder} has a checkpoint of step {max(checkpoints)}; go on from it with "
                 "--resume, or use another folder"
             )
         check_writable(self.folder, f"to the folder {self.folder}", folder=True)

@@ -53,19 +53,19 @@ def agree(
 
     def mine() -> dict:
         number = check_step(step)
-        parts_held = [described(part) for part in parts]
+        descriptions = [described(part) for part in parts]
         if group is None or group.rank == 0:
             check_about(about)
             check_folder(folder, number, manifest.run_of(about))
-        return {"step": number, "held": parts_held}
+        return {"step": number, "parts": descriptions}
 
     ranks = together(group, mine)
     if len(steps := sorted({rank["step"] for rank in ranks})) > 1:
         raise WrongInput(
             f"the ranks save the steps {steps}; call save with the same on all of them"
         )
-    check_arrays([entry for rank in ranks for entry in rank["held"]])
-    return [[key for key, *_ in rank["held"]] for rank in ranks]
+    check_arrays([part for rank in ranks for part in rank["parts"]])
+    return [[key for key, *_ in rank["parts"]] for rank in ranks]
 
 
 def together(group: Group | None, act: Callable[[], object]) -> list:
@@ -139,12 +139,12 @@ def check_name(name: str) -> None:
 
 
 def check_about(about: dict) -> None:
-    """Raise ValueError unless JSON can say it, and says it again as it was."""
+    """Raise ValueError unless JSON returns the value as it was."""
     try:
         json.loads(json.dumps(about))
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongInput(f"about is to be JSON: {error}") from error
-    if not isinstance(about, dict) or not has_words(about, DEEPEST):
+    if not isinstance(about, dict) or not has_string_keys(about, DEEPEST):
         raise WrongInput(
             "about is to be a dict whose keys, and those in it, are strings, and no more than "
             f"{DEEPEST} in each other"
@@ -153,14 +153,14 @@ def check_about(about: dict) -> None:
         raise WrongInput("about's run is to be a list of names: Saved.run")
 
 
-def has_words(value, deepest: int) -> bool:
-    """Return whether every key in a JSON value is a string: another would become one."""
+def has_string_keys(value, deepest: int) -> bool:
+    """Return whether a JSON value has string keys alone, and at most `deepest` levels."""
     if not isinstance(value, dict | list | tuple):
         return True
     if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-        return False
+        return False  # JSON would make it a string
     inner = value.values() if isinstance(value, dict) else value
-    return deepest > 0 and all(has_words(held, deepest - 1) for held in inner)
+    return deepest > 0 and all(has_string_keys(member, deepest - 1) for member in inner)
 
 
 def check_folder(folder: Path, step: int, run: list[str]) -> None:
@@ -177,10 +177,10 @@ def check_folder(folder: Path, step: int, run: list[str]) -> None:
         raise WrongInput(f"cannot write to the folder {target}: {error.strerror}") from error
     if target.is_symlink():
         raise WrongInput(f"{target} is a link, and none is followed; remove it")
-    whole = manifest.whole_ones(folder)
-    newest = max(whole, default=-1)
-    if whole:
-        check_run(whole[newest], run)
+    checkpoints = manifest.whole_ones(folder)
+    newest = max(checkpoints, default=-1)
+    if checkpoints:
+        check_run(checkpoints[newest], run)
     if step == newest:
         raise WrongInput(f"{target} is there already; resume from it, or use another folder")
     if step < newest:
@@ -199,11 +199,11 @@ def check_run(path: Path, run: list[str]) -> None:
         )
 
 
-def check_arrays(held: list[tuple[str, list[int], str, str]]) -> None:
+def check_arrays(descriptions: list[tuple[str, list[int], str, str]]) -> None:
     """Raise ValueError unless parts with one name are of one array, and have all its elements."""
     arrays: dict[str, tuple[list[int], str]] = {}
     parts: dict[str, set[str]] = defaultdict(set)
-    for key, shape, dtype, name in held:
+    for key, shape, dtype, name in descriptions:
         if arrays.setdefault(name, (shape, dtype)) != (shape, dtype):
             raise WrongInput(f"the ranks hold parts of different arrays named {name}")
         parts[name].add(key)
@@ -240,9 +240,9 @@ def save(
 
 
 def write_checkpoint(
-    folder: Path, own: list[Part], step: int, about: dict, group: Group | None
+    folder: Path, parts: list[Part], step: int, about: dict, group: Group | None
 ) -> None:
-    """Write each rank's own parts, then the manifest; remove what is too old.
+    """Write each rank's own parts (`own_parts`), then the manifest; remove what is too old.
 
     The first rank prepares the checkpoint's folder, and holds its lock until all is done (the
     ExitStack of `prepare`). Then each rank writes its parts, and when all ranks have, the first one
@@ -252,7 +252,7 @@ def write_checkpoint(
     target, is_first = folder / manifest.folder_of(step), rank == 0
     with ExitStack() as stack:
         together(group, lambda: prepare(folder, step, about, stack) if is_first else None)
-        entries = together(group, lambda: write_parts(target, rank, own))
+        entries = together(group, lambda: write_parts(target, rank, parts))
         together(group, lambda: complete(target, step, about, entries) if is_first else None)
 
 
@@ -270,8 +270,8 @@ def own_parts(
     ValueError, on every rank, if something cannot be saved.
     """
     holders, every = defaultdict(list), agree(folder, parts, step, about, group)
-    for rank, held in enumerate(every):
-        for key in dict.fromkeys(held):
+    for rank, keys in enumerate(every):
+        for key in dict.fromkeys(keys):
             holders[key].append(rank)
     turns = {key: ranks[i % len(ranks)] for i, (key, ranks) in enumerate(holders.items())}
     rank = 0 if group is None else group.rank
@@ -408,9 +408,9 @@ def remove_old(folder: Path, step: int, run: list[str]) -> None:
     What runs that died have left is removed, too.
     """
     with manifest.in_words(f"remove old checkpoints of {folder}", OTHERS):
-        whole = manifest.whole_ones(folder)
-        others = [number for number, path in whole.items() if not manifest.is_of(path, run)]
-        kept = [number for number in whole if number <= step and number not in others][-KEPT:]
+        checkpoints = manifest.whole_ones(folder)
+        others = [number for number, path in checkpoints.items() if not manifest.is_of(path, run)]
+        kept = [number for number in checkpoints if number <= step and number not in others][-KEPT:]
         for number, path in manifest.folders(folder).items():
             if number < step and number not in [*kept, *others]:
                 remove(path)
@@ -443,11 +443,11 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
     """
     folder, moved = manifest.place(folder), []
     with manifest.in_words(f"rename checkpoints of {folder}"), alone_in(folder):
-        whole = manifest.whole_ones(folder)
-        newer = {step: path for step, path in whole.items() if step > after}
+        checkpoints = manifest.whole_ones(folder)
+        newer = {step: path for step, path in checkpoints.items() if step > after}
         for path in newer.values():
             run = manifest.run_at(path)
-            if run and after in whole and not manifest.is_of(whole[after], run):
+            if run and after in checkpoints and not manifest.is_of(checkpoints[after], run):
                 raise WrongInput(f"{path} is of another run; use another folder for this one")
         for path in newer.values():
             names = [other.name for other in folder.iterdir()]

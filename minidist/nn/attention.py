@@ -55,10 +55,10 @@ class PaddedAttention(Module):
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
         check_heads(width, heads)
-        self.heads, more = heads, {"seed": seed, "dtype": dtype}
-        self.query = Linear(width, width, name=f"{name}.query", **more)
-        self.key_value = Linear(width, 2 * width, name=f"{name}.key_value", **more)
-        self.output = Linear(width, width, name=f"{name}.output", **more)
+        self.heads, options = heads, {"seed": seed, "dtype": dtype}
+        self.query = Linear(width, width, name=f"{name}.query", **options)
+        self.key_value = Linear(width, 2 * width, name=f"{name}.key_value", **options)
+        self.output = Linear(width, width, name=f"{name}.output", **options)
 
     # No layer of a Sequential is one: it has two inputs.
     def forward(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:  # type: ignore[override]  # two inputs
@@ -98,11 +98,11 @@ def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
     Where an example is several documents, queries see keys of their own (`Randomness.documents`).
     A strategy that cuts the sequence puts its own function in the place of this one.
     """
-    held = None if randomness is None else randomness.positions
-    if held is not None and not held.whole:
+    positions = None if randomness is None else randomness.positions
+    if positions is not None and not positions.whole:
         raise WrongInput(
-            f"this attention sees {len(held)} of {held.length} positions; a sequence that is cut "
-            "needs ring_attention or ulysses (context_parallel/)"
+            f"this attention sees {len(positions)} of {positions.length} positions; a sequence "
+            "that is cut needs ring_attention or ulysses (context_parallel/)"
         )
     documents = None if randomness is None else randomness.document_runs(qkv.shape[3])
     return document_attention(qkv, documents)
@@ -132,10 +132,10 @@ class GroupedQueryAttention(Module):
             )
         self.heads, self.kv_heads, self.theta = heads, kv_heads, theta
         self.attend, D = attend_to_all, width // heads
-        more = {"seed": seed, "dtype": dtype, "bias": False}
-        self.query = Linear(width, heads * D, name=f"{name}.query", **more)
-        self.key_value = Linear(width, 2 * kv_heads * D, name=f"{name}.key_value", **more)
-        self.output = Linear(heads * D, width, name=f"{name}.output", **more)
+        options = {"seed": seed, "dtype": dtype, "bias": False}
+        self.query = Linear(width, heads * D, name=f"{name}.query", **options)
+        self.key_value = Linear(width, 2 * kv_heads * D, name=f"{name}.key_value", **options)
+        self.output = Linear(heads * D, width, name=f"{name}.output", **options)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         qkv = rotate(self.heads_of(*self.project(x)), self.theta, randomness)

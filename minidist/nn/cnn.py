@@ -115,16 +115,16 @@ class ConvBlock(Module):
     """
 
     def __init__(self, channels_in, channels_out, *, name="block", seed=0, dtype="float32"):
-        more, grows = {"seed": seed, "dtype": dtype}, channels_in != channels_out
+        options, grows = {"seed": seed, "dtype": dtype}, channels_in != channels_out
         stride = 2 if grows else 1
         self.first = ConvNorm(
-            channels_in, channels_out, stride=stride, name=f"{name}.first", **more
+            channels_in, channels_out, stride=stride, name=f"{name}.first", **options
         )
-        self.second = ConvNorm(channels_out, channels_out, name=f"{name}.second", **more)
-        self.pool = AveragePool(stride) if grows else None
-        self.skip = (
-            ConvNorm(channels_in, channels_out, 1, name=f"{name}.skip", **more) if grows else None
-        )
+        self.second = ConvNorm(channels_out, channels_out, name=f"{name}.second", **options)
+        self.pool = self.skip = None
+        if grows:
+            self.pool = AveragePool(stride)
+            self.skip = ConvNorm(channels_in, channels_out, 1, name=f"{name}.skip", **options)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         y = self.second(functions.relu(self.first(x)))
@@ -157,12 +157,12 @@ class CNN(Sequential):
     """
 
     def __init__(self, channels, classes, widths=(16, 32), seed=0, dtype="float32"):
-        more = {"seed": seed, "dtype": dtype}
+        options = {"seed": seed, "dtype": dtype}
         if not widths:
             raise WrongInput("a CNN has one block or more: give the channels of each as widths")
         blocks = [
-            ConvBlock(before, width, name=f"blocks.{i}", **more)
+            ConvBlock(before, width, name=f"blocks.{i}", **options)
             for i, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False))
         ]
-        stem = Stem(channels, widths[0], **more)
-        super().__init__([stem, *blocks, PooledHead(widths[-1], classes, **more)])
+        stem = Stem(channels, widths[0], **options)
+        super().__init__([stem, *blocks, PooledHead(widths[-1], classes, **options)])

@@ -57,8 +57,8 @@ class Dual(Module):
     def __init__(self, there: Seq2Seq, back: Seq2Seq, weight: float = 1.0, read: str = "soft"):
         check_pair(there, back)
         check_name("way to read", read, READS)
-        words = "the weight of the reconstruction is a number from 0"
-        check_number(words, weight, lambda x: 0 <= x < math.inf)
+        allowed = "the weight of the reconstruction is a number from 0"
+        check_number(allowed, weight, lambda x: 0 <= x < math.inf)
         self.there, self.back, self.weight, self.read = there, back, weight, read
         for layer in (*there.layers, *back.layers):
             layer.flat = None  # one vector has them all
@@ -90,22 +90,22 @@ class Dual(Module):
         """Run `back` on what `there` wrote: logits[B, T, V] -> logits[B, S + 1, U]."""
         embedding = self.back.embedding
         source, table = embedding.source, embedding.source.token.weight
-        words, logits = self.back.source_length, logits[:, :-1]  # after the last word comes END
+        length, logits = self.back.source_length, logits[:, :-1]  # after the last word comes END
         if self.read == "soft":
             x = functions.linear(functions.softmax(logits), table)
         else:
             x = functions.embedding(logits.data.argmax(axis=-1), table)
         x = source.dropout(x + source.position.weight, randomness)
-        target = embedding.target(turned[:, words:], randomness)
-        x = joined(x, turned[:, :words] != PAD, target)
+        target = embedding.target(turned[:, length:], randomness)
+        x = joined(x, turned[:, :length] != PAD, target)
         for layer in self.back.layers[1:]:
             x = layer(x, randomness)
         return x
 
     def targets(self, tokens: Array) -> Array:
         """Return targets[B, T + S + 1] of both directions, made from tokens[B, S + T]."""
-        turned, words = self.turned(tokens), self.back.source_length
-        both = ended(turned[:, :words]), ended(turned[:, words + 1 :])
+        turned, length = self.turned(tokens), self.back.source_length
+        both = ended(turned[:, :length]), ended(turned[:, length + 1 :])
         return array_module(tokens).concatenate(both, axis=1)
 
     def loss(self, outputs: Tensor, targets: Array, reduction_size: float | None = None) -> Tensor:

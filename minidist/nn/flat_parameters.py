@@ -8,6 +8,7 @@ Contiguous, in the order of the parameters; a tied parameter has one entry; a fr
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -56,13 +57,10 @@ class FlatParameters:
             raise WrongInput(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
-        self.offsets, self.size = [], 0
+        *self.offsets, self.size = accumulate((p.size for p in parameters), initial=0)
         self.allocator = allocator
         if before is not None and allocator is None:
             self.allocator = before.allocator
-        for p in parameters:
-            self.offsets.append(self.size)
-            self.size += p.size
         dtype = parameters[0].dtype if parameters else np.dtype("float32")
         self.grad_dtype = (parameters[0].format.grad_dtype if parameters else None) or dtype
         self.vector: Array = before.vector if before else np.empty(0)
@@ -84,11 +82,8 @@ class FlatParameters:
 
     def views(self, vector: Array) -> list[Array]:
         """Cut a vector of `size` elements into arrays of the parameters' shapes."""
-        stops = [*self.offsets, self.size][1:]
-        return [
-            vector[start:stop].reshape(shape)
-            for start, stop, shape in zip(self.offsets, stops, self.shapes, strict=True)
-        ]
+        ends = pairwise([*self.offsets, self.size])
+        return [vector[a:b].reshape(shape) for (a, b), shape in zip(ends, self.shapes, strict=True)]
 
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
         """Make the parameters views of another vector; the old arrays do not change."""
@@ -162,10 +157,10 @@ def strays(parameters: Iterable[Parameter], flats: Iterable[FlatParameters]) -> 
 
     A parameter was frozen or unfrozen by its `requires_grad`, or replaced, or flattened again.
     """
-    held = {p: flat for flat in flats for p in flat.parameters}
+    flat_of = {p: flat for flat in flats for p in flat.parameters}
     trained = {p for p in parameters if p.requires_grad}
-    left = {p for p, flat in held.items() if p.home is not flat}
-    return sorted(p.name for p in left | (held.keys() ^ trained))
+    left = {p for p, flat in flat_of.items() if p.home is not flat}
+    return sorted(p.name for p in left | (flat_of.keys() ^ trained))
 
 
 def check_flat(parameters: Iterable[Parameter], flats: Iterable[FlatParameters]) -> None:
@@ -203,13 +198,14 @@ class FlatSlice:
     @property
     def slices(self) -> tuple[Slice, ...]:
         """Which elements of which global arrays these are, in order."""
-        found = []
+        cuts = []
         for p, at in zip(self.home.parameters, self.home.offsets, strict=True):
             for cut in p.slices:
                 first, last = max(self.start, at), min(self.stop, at + len(cut))
-                found += [cut.within(first - at, last - at)] if first < last else []
+                if first < last:
+                    cuts.append(cut.within(first - at, last - at))
                 at += len(cut)
-        return tuple(found)
+        return tuple(cuts)
 
 
 def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:

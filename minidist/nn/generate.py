@@ -53,8 +53,8 @@ def sample(
     Once the context is full, the model goes on as if the text began with the last half of it.
     """
     check_number("length is a whole number from 0", length, lambda n: n >= 0, Integral)
-    words = "the temperature is a finite number above 0; with 1e-6 the most likely one is drawn"
-    check_number(words, temperature, lambda x: 0 < x < math.inf)
+    allowed = "the temperature is a finite number above 0; with 1e-6 the most likely one is drawn"
+    check_number(allowed, temperature, lambda x: 0 < x < math.inf)
     random = generator(seed, "sample")
     tokens = list(text.encode(prompt))
     if not tokens:

@@ -99,8 +99,8 @@ class CachedDecoder:
 
     def __init__(self, model: Transformer, positions: int | None = None):
         self.positions = model.context if positions is None else positions
-        words = f"the positions of a cache are a whole number from 1 to {model.context}"
-        check_number(words, self.positions, lambda n: 1 <= n <= model.context, Integral)
+        allowed = f"the positions of a cache are a whole number from 1 to {model.context}"
+        check_number(allowed, self.positions, lambda n: 1 <= n <= model.context, Integral)
         self.model, self.weights = copy_of(model), Since(partial(last_changed, model))
         self.begin()
 
@@ -185,7 +185,7 @@ class CachedTranslator:
 def reads_in_pieces(model: Sequential) -> bool:
     """Return whether what a position gives depends on earlier positions alone."""
     products = [p.format.product for p in model.parameters()]
-    return not any(mixtures(model)) and all(how is None or how.block for how in products)
+    return not any(mixtures(model)) and all(bits is None or bits.block for bits in products)
 
 
 def copy_of(model: Model) -> Model:

@@ -163,11 +163,11 @@ class MixtureOfExperts(Module):
             raise WrongInput(f"cannot choose {top_k} of {experts} experts; use top_k={experts}")
         check_groups(experts, top_k, groups, most_groups)
         if capacity is not None:
-            words = "capacity is a positive number or None"
-            check_number(words, capacity, lambda x: 0 < x < math.inf)
+            allowed = "capacity is a positive number or None"
+            check_number(allowed, capacity, lambda x: 0 < x < math.inf)
         check_number("balance is a number from 0", balance, lambda x: 0 <= x < math.inf)
-        more, F = {"seed": seed, "dtype": dtype}, expert_width or 4 * width
-        expert = partial(Expert, width, activation=activation, bias=bias, **more)
+        options, F = {"seed": seed, "dtype": dtype}, expert_width or 4 * width
+        expert = partial(Expert, width, activation=activation, bias=bias, **options)
         self.top_k, self.capacity, self.balance = top_k, capacity, balance
         self.groups, self.most_groups = groups, most_groups
         self.expert_width, self.shared_experts = F, shared
@@ -176,7 +176,7 @@ class MixtureOfExperts(Module):
         self.enter: Callable[[Tensor], Tensor] = unchanged
         self.leave: Callable[[Tensor], Tensor] = unchanged
         self.gather_choices: Callable = whole_sequences
-        self.gate = Linear(width, experts, bias=False, name=f"{name}.gate", **more)
+        self.gate = Linear(width, experts, bias=False, name=f"{name}.gate", **options)
         self.bias = None
         if bias_rate:
             self.bias = BiasBalance(experts, bias_rate, self.gate.weight, name=f"{name}.gate")
@@ -218,16 +218,17 @@ class MixtureOfExperts(Module):
         k, E = self.top_k, p.shape[-1]
         scores = p if self.bias is None else p + self.bias.values
         chosen = choose(scores, k, self.groups, self.most_groups)
-        how = randomness or Randomness(0, 0, np.arange(len(p)))
-        whole, routing = self.routed(chosen, E, how)
-        total, counted = how.total_of(whole.counted), routing.counted
+        randomness = randomness or Randomness(0, 0, np.arange(len(p)))
+        whole, routing = self.routed(chosen, E, randomness)
+        total, counted = randomness.total_of(whole.counted), routing.counted
         scale = self.balance * E / np.maximum(1, total * k * whole.counted.sum(axis=1))
         weights = (scale[:, None] * whole.counts)[:, None]
         weights = weights if counted.all() else weights * counted[..., None]
         dropped = np.bincount(routing.chosen[~routing.kept], minlength=E)
         loss = float((p * weights.astype(p.dtype)).sum())
-        self.report = Report(routing, dropped, loss, how.knows_batch() or not is_recording())
-        return routing, (how.loss_scale * weights).astype(p.dtype)
+        knows_batch = randomness.knows_batch() or not is_recording()
+        self.report = Report(routing, dropped, loss, knows_batch)
+        return routing, (randomness.loss_scale * weights).astype(p.dtype)
 
     def routed(
         self, chosen: np.ndarray, experts: int, randomness: Randomness
@@ -240,13 +241,13 @@ class MixtureOfExperts(Module):
         chosen      [B, T/N, k], the experts that the positions of this rank chose
         randomness  its `positions` say which ones this rank holds; None: all
         """
-        held = randomness.positions
-        T = chosen.shape[1] if held is None else held.length
+        positions = randomness.positions
+        T = chosen.shape[1] if positions is None else positions.length
         counted = randomness.positions_that_count(len(chosen), T)
         whole = self.gather_choices(chosen, randomness)
         capacity = rows_of_capacity(self.capacity, self.top_k, whole.shape[1], experts)
         routing = route(whole, experts, capacity, to_host(counted))
-        return routing, routing if held is None else routing.at(held.indices)
+        return routing, routing if positions is None else routing.at(positions.indices)
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -267,10 +268,10 @@ def mixtures(module: Module) -> Iterator[MixtureOfExperts]:
 
 def whole_sequences(chosen: np.ndarray, randomness: Randomness | None) -> np.ndarray:
     """Return the choices as they are; ValueError if they are those of a part of each sequence."""
-    held = None if randomness is None else randomness.positions
-    if held is not None and not held.whole:
+    positions = None if randomness is None else randomness.positions
+    if positions is not None and not positions.whole:
         raise WrongInput(
-            f"these choices are of {len(held)} of {held.length} positions; where a sequence is "
-            "cut, set gather_choices, which gathers the choices of all its ranks"
+            f"these choices are of {len(positions)} of {positions.length} positions; where a "
+            "sequence is cut, set gather_choices, which gathers the choices of all its ranks"
         )
     return chosen

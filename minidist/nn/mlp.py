@@ -21,8 +21,8 @@ class MLP(Sequential):
     """
 
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
-        more = {"name": "layers", "seed": seed, "dtype": dtype}
-        super().__init__(linear_layers(sizes, activation, "identity", **more))
+        options = {"name": "layers", "seed": seed, "dtype": dtype}
+        super().__init__(linear_layers(sizes, activation, "identity", **options))
 
 
 def linear_layers(sizes, activation, last, *, name, seed=0, dtype="float32") -> list[Linear]:
@@ -57,11 +57,11 @@ def hidden_layer(
 
     A gated activation has two columns for each of the F.
     """
-    hidden, more = 4 * width if hidden is None else hidden, {"seed": seed, "dtype": dtype}
+    hidden, options = 4 * width if hidden is None else hidden, {"seed": seed, "dtype": dtype}
     check_sizes(width=width, hidden=hidden)
     columns = 2 * hidden if activation in GATED else hidden
-    expand = Linear(width, columns, bias, activation, name=f"{name}.expand", **more)
-    return expand, Linear(hidden, width, bias, name=f"{name}.contract", **more)
+    expand = Linear(width, columns, bias, activation, name=f"{name}.expand", **options)
+    return expand, Linear(hidden, width, bias, name=f"{name}.contract", **options)
 
 
 class Expert(FeedForward):
@@ -71,9 +71,11 @@ class Expert(FeedForward):
     (5, 8)
     """
 
-    def __init__(self, width, hidden=None, activation="gelu", bias=True, *, name="expert", **more):
+    def __init__(
+        self, width, hidden=None, activation="gelu", bias=True, *, name="expert", **options
+    ):
         self.expand, self.contract = hidden_layer(
-            width, hidden, activation, bias, name=name, **more
+            width, hidden, activation, bias, name=name, **options
         )
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -118,16 +120,16 @@ class ResidualMLP(Sequential):
     """
 
     def __init__(self, inputs, width, depth, classes, seed=0, dtype="float32"):
-        more = {"seed": seed, "dtype": dtype}
+        options = {"seed": seed, "dtype": dtype}
         check_sizes(least=0, depth=depth)
-        stem = Linear(inputs, width, activation="relu", name="stem", **more)
+        stem = Linear(inputs, width, activation="relu", name="stem", **options)
         blocks = [
             Residual(
                 [
-                    Linear(width, width, activation="relu", name=f"blocks.{i}.first", **more),
-                    Linear(width, width, name=f"blocks.{i}.second", **more),
+                    Linear(width, width, activation="relu", name=f"blocks.{i}.first", **options),
+                    Linear(width, width, name=f"blocks.{i}.second", **options),
                 ]
             )
             for i in range(depth)
         ]
-        super().__init__([stem, *blocks, Linear(width, classes, name="head", **more)])
+        super().__init__([stem, *blocks, Linear(width, classes, name="head", **options)])

@@ -82,22 +82,22 @@ class Module:
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Return {global name: parameter} in global order, each once; frozen ones too."""
-        found: dict[str, Parameter] = {}
+        named: dict[str, Parameter] = {}
         for member in self.members():
             for p in [member] if isinstance(member, Parameter) else member.parameters():
-                if found.setdefault(p.name, p) is not p:
+                if named.setdefault(p.name, p) is not p:
                     raise WrongInput(
                         f"two parameters are named {p.name!r}; give each module a name of its own"
                     )
-        return found
+        return named
 
     def modules(self, kind: type[Kind]) -> Iterator[Kind]:
         """Yield this module and all modules in it, each once: those that are of this class."""
-        found: dict[int, Module] = {id(self): self}
+        modules: dict[int, Module] = {id(self): self}
         for member in self.members():
             if isinstance(member, Module):
-                found.update({id(module): module for module in member.modules(Module)})
-        yield from (module for module in found.values() if isinstance(module, kind))
+                modules.update({id(module): module for module in member.modules(Module)})
+        yield from (module for module in modules.values() if isinstance(module, kind))
 
     def train(self, training: bool = True) -> "Module":
         """Set the mode of training, in which BatchNorm uses the statistics of the batch."""
@@ -120,9 +120,9 @@ class Module:
         """
         taken = set()
         for layer in self.layers:
-            own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
-            taken.update(own)
-            layer.flat = FlatParameters(own, empty, before=layer.flat)
+            trained = [p for p in layer.parameters() if p.requires_grad and p not in taken]
+            taken.update(trained)
+            layer.flat = FlatParameters(trained, empty, before=layer.flat)
         for p in self.parameters():
             if not p.requires_grad and p.home is not None:  # it leaves an older vector
                 p.place(p.data.copy())

@@ -110,10 +110,8 @@ class Parameter(Tensor):
         return part
 
     def assign(self, array: Array) -> None:
-        """Do what `p.data = array` says, outside of a flat vector; ValueError in one.
-
-        Optimizers and strategies would go on with what is in the vector.
-        """
+        """Do what `p.data = array` says, outside of a flat vector; ValueError in one."""
+        # Optimizers and strategies would go on with what is in the vector.
         if self.home is not None and array is not self._data:  # which it is after `p.data -= ...`
             reason = self.placement.elsewhere or IN_A_VECTOR
             raise WrongInput(f"{self.name} cannot be assigned: {reason}")
@@ -183,7 +181,8 @@ class Parameter(Tensor):
 
     @grad.setter
     def grad(self, value: Array | None) -> None:
-        self.drops += value is None
+        if value is None:
+            self.drops += 1
         if value is None or value is not self._grad:
             self.summed_over = frozenset()
         self._grad = value

@@ -64,17 +64,17 @@ def frequencies(width: int, theta: float | Stretched) -> np.ndarray:
 class Rotate(Function):
     """QKV[G + 2, B, K, T, D]: turn queries and keys, leave values; backward turns back.
 
-    held  where the T positions are in the sequence
+    positions  where the T positions are in the sequence
     """
 
-    def __init__(self, held: Positions, theta: float | Stretched):
-        self.held, self.theta = held, theta
+    def __init__(self, positions: Positions, theta: float | Stretched):
+        self.positions, self.theta = positions, theta
 
     def forward(self, qkv: Array) -> Array:
-        return turned(qkv, angles_at(self.held.indices, qkv.shape[-1], self.theta))
+        return turned(qkv, angles_at(self.positions.indices, qkv.shape[-1], self.theta))
 
     def backward(self, grad: Array) -> Array:
-        return turned(grad, -angles_at(self.held.indices, grad.shape[-1], self.theta))
+        return turned(grad, -angles_at(self.positions.indices, grad.shape[-1], self.theta))
 
 
 def turned(qkv: Array, angles: np.ndarray) -> Array:
@@ -96,6 +96,5 @@ def rotate(qkv: Tensor, theta: float | Stretched, randomness: Randomness | None 
 
     A rank or a step that holds a part of the sequence says which, in `randomness.positions`.
     """
-    held = None if randomness is None else randomness.positions
-    T = qkv.shape[-2]
-    return Rotate(Positions(((0, T),), T) if held is None else held, theta)(qkv)
+    T, positions = qkv.shape[-2], None if randomness is None else randomness.positions
+    return Rotate(Positions(((0, T),), T) if positions is None else positions, theta)(qkv)

@@ -103,14 +103,14 @@ def choose(scores: np.ndarray, k: int, groups: int = 1, most_groups: int = 1) ->
 def check_groups(experts: int, k: int, groups: int, most_groups: int) -> None:
     """Raise ValueError unless k experts can be chosen from most_groups of these equal runs."""
     check_number("groups is a whole number from 1", groups, lambda n: n >= 1, Integral)
-    words = f"most_groups is a whole number from 1 to groups={groups}"
-    check_number(words, most_groups, lambda n: 1 <= n <= groups, Integral)
+    allowed = f"most_groups is a whole number from 1 to groups={groups}"
+    check_number(allowed, most_groups, lambda n: 1 <= n <= groups, Integral)
     if experts % groups:
         raise WrongInput(f"{groups} groups do not divide {experts} experts; use a divisor")
-    if k > (there := most_groups * experts // groups):
+    if k > (most := most_groups * experts // groups):
         raise WrongInput(
-            f"cannot choose {k} experts from {most_groups} of {groups} groups, which have {there}; "
-            f"use top_k={there}, or a larger most_groups"
+            f"cannot choose {k} experts from {most_groups} of {groups} groups, which have {most}; "
+            f"use top_k={most}, or a larger most_groups"
         )
 
 

@@ -41,9 +41,9 @@ def joined(source: Tensor, held: Array, target: Tensor) -> Tensor:
     held  whether a position of the source has a word; the last column of X says it
     """
     xp, x = source.xp, functions.concatenate([source, target], axis=1)
-    words = xp.zeros((*x.shape[:2], 1), x.dtype)
-    words[:, : source.shape[1], 0] = on_device_of(held, x.data)
-    return functions.concatenate([x, Tensor(words)], axis=2)
+    column = xp.zeros((*x.shape[:2], 1), x.dtype)
+    column[:, : source.shape[1], 0] = on_device_of(held, x.data)
+    return functions.concatenate([x, Tensor(column)], axis=2)
 
 
 def parted(x: Tensor, split: int) -> tuple[Tensor, Array, Tensor]:
@@ -55,10 +55,10 @@ def parted(x: Tensor, split: int) -> tuple[Tensor, Array, Tensor]:
 class SourceAndTarget(Module):
     """tokens[B, S + T] -> X[B, S + T, C + 1], each part with its own table and positions."""
 
-    def __init__(self, vocabs, width, lengths, dropout=0.0, *, name="embedding", **more):
+    def __init__(self, vocabs, width, lengths, dropout=0.0, *, name="embedding", **options):
         self.split = lengths[0]
         self.source, self.target = (
-            TokenAndPosition(vocab, width, length, dropout, name=f"{name}.{part}", **more)
+            TokenAndPosition(vocab, width, length, dropout, name=f"{name}.{part}", **options)
             for part, vocab, length in zip(("source", "target"), vocabs, lengths, strict=True)
         )
 
@@ -76,14 +76,14 @@ class SourceAndTarget(Module):
 class EncoderBlock(FeedForward):
     """X[B, S + T, C + 1]: the source attends to itself, both ways; all else is kept."""
 
-    def __init__(self, width, heads, split, dropout=0.0, *, name, **more):
+    def __init__(self, width, heads, split, dropout=0.0, *, name, **options):
         check_sizes(split=split)
         self.split = split
-        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=more["dtype"])
-        self.attention = PaddedAttention(width, heads, name=f"{name}.attention", **more)
+        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=options["dtype"])
+        self.attention = PaddedAttention(width, heads, name=f"{name}.attention", **options)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
-        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=more["dtype"])
-        self.expand, self.contract = hidden_layer(width, name=name, **more)
+        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=options["dtype"])
+        self.expand, self.contract = hidden_layer(width, name=name, **options)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -100,18 +100,18 @@ class DecoderBlock(FeedForward):
     last  pass on the target's part alone, X[B, T, C]
     """
 
-    def __init__(self, width, heads, split, dropout=0.0, last=False, *, name, **more):
+    def __init__(self, width, heads, split, dropout=0.0, last=False, *, name, **options):
         check_sizes(split=split)
         self.split, self.last = split, last
-        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=more["dtype"])
-        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)
+        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=options["dtype"])
+        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **options)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
-        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=more["dtype"])
-        self.norm_source = LayerNorm(width, name=f"{name}.norm_source", dtype=more["dtype"])
-        self.cross = PaddedAttention(width, heads, name=f"{name}.cross", **more)
+        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=options["dtype"])
+        self.norm_source = LayerNorm(width, name=f"{name}.norm_source", dtype=options["dtype"])
+        self.cross = PaddedAttention(width, heads, name=f"{name}.cross", **options)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
-        self.norm_3 = LayerNorm(width, name=f"{name}.norm_3", dtype=more["dtype"])
-        self.expand, self.contract = hidden_layer(width, name=name, **more)
+        self.norm_3 = LayerNorm(width, name=f"{name}.norm_3", dtype=options["dtype"])
+        self.expand, self.contract = hidden_layer(width, name=name, **options)
         self.dropout_3 = Dropout(dropout, name=f"{name}.dropout_3")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -167,16 +167,20 @@ class Seq2Seq(Sequential):
         at = f"{name}." if name else ""
         self.source_vocab, self.vocab = source_vocab, target_vocab
         self.source_length, self.target_length = source_length, target_length
-        more = {"seed": seed, "dtype": dtype}
+        options = {"seed": seed, "dtype": dtype}
         vocabs, lengths = (source_vocab, target_vocab), (source_length, target_length)
-        block = {"width": width, "heads": heads, "split": source_length, "dropout": dropout, **more}
-        layers = [SourceAndTarget(vocabs, width, lengths, dropout, name=f"{at}embedding", **more)]
-        layers += [EncoderBlock(name=f"{at}encoder.{i}", **block) for i in range(depth)]
-        layers += [
+        block = options | {"width": width, "heads": heads, "split": source_length}
+        block["dropout"] = dropout
+        embedding = SourceAndTarget(
+            vocabs, width, lengths, dropout, name=f"{at}embedding", **options
+        )
+        encoder = [EncoderBlock(name=f"{at}encoder.{i}", **block) for i in range(depth)]
+        decoder = [
             DecoderBlock(name=f"{at}decoder.{i}", last=i == depth - 1, **block)
             for i in range(depth)
         ]
-        super().__init__([*layers, Head(width, target_vocab, name=f"{at}head", **more)])
+        head = Head(width, target_vocab, name=f"{at}head", **options)
+        super().__init__([embedding, *encoder, *decoder, head])
 
     @property
     def embedding(self) -> SourceAndTarget:

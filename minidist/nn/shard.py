@@ -75,12 +75,10 @@ class Slice:
     @property
     def part_shape(self) -> tuple[int, ...]:
         """The shape of the part whose elements these are."""
-        s = self.shard
-        return (
-            self.shape
-            if s is None
-            else (*self.shape[: s.axis], len(s.indices), *self.shape[s.axis + 1 :])
-        )
+        if self.shard is None:
+            return self.shape
+        axis = self.shard.axis
+        return (*self.shape[:axis], len(self.shard.indices), *self.shape[axis + 1 :])
 
     def within(self, start: int, stop: int) -> "Slice":
         """Return the elements start to stop of this slice."""
@@ -115,7 +113,7 @@ class Piece:
 
 
 def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
-    """Return where each element of a slice is found.
+    """Return the pieces of saved slices that make up a wanted one.
 
     An element is taken once: of several saved slices that have it, the first one gives it. A saved
     slice gives one piece, or none if it gives no element. Padding, which is no element of the
@@ -123,13 +121,13 @@ def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
     """
     positions = wanted.positions()
     real = np.flatnonzero(positions >= 0)
-    places = np.full(math.prod(wanted.shape), -1)  # in the wanted slice; -1: not wanted, or found
+    places = np.full(math.prod(wanted.shape), -1)  # in the wanted slice; -1: not wanted, or taken
     places[positions[real]] = real
-    found = []
+    made = []
     for number, cut in enumerate(saved):
         at = cut.positions()
         taken = np.flatnonzero((at >= 0) & (places[at] >= 0))
         if len(taken):
-            found.append(Piece(number, taken, places[at[taken]]))
+            made.append(Piece(number, taken, places[at[taken]]))
             places[at[taken]] = -1
-    return found
+    return made

@@ -30,9 +30,9 @@ class Siamese(Module):
     """
 
     def __init__(self, sizes, classes=2, activation="relu", seed=0, dtype="float32"):
-        more = {"seed": seed, "dtype": dtype}
-        self.branch = linear_layers(sizes, activation, activation, name="branch", **more)
-        self.join = Linear(sizes[-1], classes, name="join", **more)
+        options = {"seed": seed, "dtype": dtype}
+        self.branch = linear_layers(sizes, activation, activation, name="branch", **options)
+        self.join = Linear(sizes[-1], classes, name="join", **options)
         self.flatten()
 
     def embed(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:

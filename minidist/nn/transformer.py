@@ -58,12 +58,13 @@ class Block(FeedForward):
     def __init__(
         self, width, heads, dropout=0.0, style=GPT2, *, name="block", seed=0, dtype="float32"
     ):
-        more, hidden = {"seed": seed, "dtype": dtype}, (style.hidden, style.activation, style.bias)
+        options = {"seed": seed, "dtype": dtype}
         self.norm_1 = style.norm(width, name=f"{name}.norm_1", dtype=dtype)
-        self.attention = style.attention(width, heads, name=f"{name}.attention", **more)
+        self.attention = style.attention(width, heads, name=f"{name}.attention", **options)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
         self.norm_2 = style.norm(width, name=f"{name}.norm_2", dtype=dtype)
-        self.expand, self.contract = hidden_layer(width, *hidden, name=name, **more)
+        hidden = style.hidden, style.activation, style.bias
+        self.expand, self.contract = hidden_layer(width, *hidden, name=name, **options)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -90,14 +91,14 @@ class ExpertBlock(Module):
         dtype="float32",
         **mixture,
     ):
-        more = {"seed": seed, "dtype": dtype}
+        options = {"seed": seed, "dtype": dtype}
         self.norm_1 = style.norm(width, name=f"{name}.norm_1", dtype=dtype)
-        self.attention = style.attention(width, heads, name=f"{name}.attention", **more)
+        self.attention = style.attention(width, heads, name=f"{name}.attention", **options)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
         self.norm_2 = style.norm(width, name=f"{name}.norm_2", dtype=dtype)
-        options = {"expert_width": style.hidden} | mixture
-        options |= {"activation": style.activation, "bias": style.bias}
-        self.mixture = MixtureOfExperts(width, experts, name=name, **more, **options)
+        mixture = {"expert_width": style.hidden} | mixture
+        mixture |= {"activation": style.activation, "bias": style.bias}
+        self.mixture = MixtureOfExperts(width, experts, name=name, **options, **mixture)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -163,18 +164,18 @@ class Transformer(Sequential):
         **mixture,
     ):
         check_options(MixtureOfExperts, mixture, "a mixture of experts", without=OF_BLOCK)
-        more = {"seed": seed, "dtype": dtype}
+        options = {"seed": seed, "dtype": dtype}
         check_sizes(least=0, depth=depth, experts=experts)
         self.vocab, self.context, self.experts = vocab, context, experts
         embedding = TokenAndPosition(
-            vocab, width, context, dropout, style.positions, name="embedding", **more
+            vocab, width, context, dropout, style.positions, name="embedding", **options
         )
-        more["style"] = style
+        options["style"] = style
         make = Block
         if experts:
             make = partial(ExpertBlock, experts=experts, **mixture)
         blocks = [
-            make(width, heads, dropout=dropout, name=f"blocks.{i}", **more) for i in range(depth)
+            make(width, heads, dropout=dropout, name=f"blocks.{i}", **options) for i in range(depth)
         ]
-        head = Head(width, vocab, embedding.token.weight if tied else None, name="head", **more)
+        head = Head(width, vocab, embedding.token.weight if tied else None, name="head", **options)
         super().__init__([embedding, *blocks, head])

@@ -64,7 +64,7 @@ MODULES = {  # with numbers, or tuples of numbers, in every argument that takes 
 }  # fmt: skip
 OTHERS = {nn.Module, nn.Residual, nn.Sequential}  # they take no number
 NO_NUMBERS = {"name", "dtype", "bias", "activation", "tied", "tied_to", "last", "read"} | {
-    "there", "back", "layers", "mixture", "more", "style", "learned"
+    "there", "back", "layers", "mixture", "more", "options", "style", "learned"
 }  # fmt: skip
 NO_SIZES = [True, "1", float("nan"), 1.5, -1, 1j, [2]]
 NO_RATES = [True, "1", float("nan"), float("inf"), -1.0, 1j, [2]]

@@ -59,15 +59,15 @@ class Reduction:
 
     @functools.cached_property
     def kernel(self):
+        xp, parameters = device_module("gpu"), (self.inputs, self.outputs)
         texts = self.each, self.combine, self.finish, self.identity, self.name, self.kind
-        more = {"preamble": self.preamble}
-        return device_module("gpu").ReductionKernel(self.inputs, self.outputs, *texts, **more)
+        return xp.ReductionKernel(*parameters, *texts, preamble=self.preamble)
 
     def __call__(self, x: Array, *others, out: Array | None = None):
         outputs = self.outputs.count(",") + 1
         where = {"axis": self.axis, "keepdims": self.axis == -1}
         if outputs == 1:
             return self.kernel(x, *others, out=out, **where)
-        made = [array_module(x).empty((*x.shape[:-1], 1), x.dtype) for _ in range(outputs)]
-        self.kernel(x, *others, *made, **where)
-        return made
+        results = [array_module(x).empty((*x.shape[:-1], 1), x.dtype) for _ in range(outputs)]
+        self.kernel(x, *others, *results, **where)
+        return results

@@ -137,8 +137,10 @@ class Muon(AdamW):
                 m *= self.momentum
                 m += g
                 parts.append((self.held[s], g + self.momentum * m))
-        made = iter(self.whole(parts, self.update))
-        return [(next(made), 1.0) if s in self.held else (s.gradient, factor) for s in self.slices]
+        updates = iter(self.whole(parts, self.update))
+        return [
+            (next(updates), 1.0) if s in self.held else (s.gradient, factor) for s in self.slices
+        ]
 
     def update(self, name: str, u: Array) -> Array:
         """Return s O of each of the matrices that are side by side in U[A, B]."""

@@ -45,13 +45,13 @@ SETTINGS: dict[str, tuple[str, Callable]] = {
 
 
 def check_setting(name: str, value) -> None:
-    words, allows = SETTINGS[name]
+    values, allows = SETTINGS[name]
     try:
         allowed = bool(allows(value)) and not isinstance(value, bool)
     except (TypeError, ValueError):
         allowed = False
     if not allowed:
-        raise WrongInput(f"{name} must be {words}, not {value!r}")
+        raise WrongInput(f"{name} must be {values}, not {value!r}")
 
 
 class Optimizer:
@@ -223,10 +223,10 @@ class Optimizer:
         (state,) = self._begin_step()
         data = self.slices[0].data
         positions, gradient = on_device_of(positions, data), on_device_of(gradient, data)
-        new, own = widen(data[positions]), [array[positions] for array in state]
-        self.rule(new, widen(gradient), *own)
-        data[positions] = new
-        for array, values in zip(state, own, strict=True):
+        weights, states = widen(data[positions]), [array[positions] for array in state]
+        self.rule(weights, widen(gradient), *states)
+        data[positions] = weights
+        for array, values in zip(state, states, strict=True):
             array[positions] = values
 
     def last_changed(self) -> int:
