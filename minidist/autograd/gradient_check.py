@@ -49,13 +49,13 @@ def gradcheck(
             weighted(function, weights, [*arrays[:i], arrays[i] + d * direction, *arrays[i + 1 :]])
             for d in (step, -step)
         )
-        got = 0.0 if x.grad is None else float(to_host((x.grad * direction).sum()))
-        want = (above - below) / (2 * step)
-        error = abs(got - want) / max(1.0, abs(want))
+        product = 0.0 if x.grad is None else float(to_host((x.grad * direction).sum()))
+        difference = (above - below) / (2 * step)
+        error = abs(product - difference) / max(1.0, abs(difference))
         worst = max(worst, error)
         assert error <= bound, (
-            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, "
-            f"central differences say {want:.9g}, error {error:.2g} is above {bound:.2g}"
+            f"input {i} of shape {list(x.shape)}: backward says {product:.9g}, "
+            f"central differences say {difference:.9g}, error {error:.2g} is above {bound:.2g}"
         )
     return worst
 

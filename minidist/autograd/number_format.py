@@ -55,8 +55,8 @@ class EightBits:
             return
         for first in range(0, len(part), block):
             run = part[first : first + block]
-            whole = [*range(run[0], run[0] + block)][: full - run[0]]
-            if run[0] % block or run != whole:
+            strip = [*range(run[0], run[0] + block)][: full - run[0]]
+            if run[0] % block or run != strip:
                 raise WrongInput(
                     f"a rank's {len(part)} of {full} {name} cut a block of {block}, of which each "
                     "rank would choose a scale of its own; use fewer ranks, or a multiple of the "

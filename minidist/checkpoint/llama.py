@@ -82,10 +82,12 @@ def sizes_of(path: Path) -> dict:
     """
     config = read_object(path)
     check_keys(path, config, FUNCTION, {*SIZES, *OTHERS, *HARMLESS}, "nn.Llama")
-    asked: dict = {ours: whole(path, key, config.get(key)) for key, ours in SIZES.items()}
+    asked: dict = {ours: whole_number(path, key, config.get(key)) for key, ours in SIZES.items()}
     heads, width = asked["heads"], asked["width"]
     kv_heads = config.get("num_key_value_heads")
-    asked["kv_heads"] = heads if kv_heads is None else whole(path, "num_key_value_heads", kv_heads)
+    asked["kv_heads"] = heads
+    if kv_heads is not None:
+        asked["kv_heads"] = whole_number(path, "num_key_value_heads", kv_heads)
     head_width = config.get("head_dim")
     if head_width is not None and (type(head_width) is not int or head_width * heads != width):
         refuse(path, "head_dim", head_width, f"nn.Llama's {heads} heads split a width of {width}")
@@ -118,7 +120,7 @@ def theta_of(path: Path, config: dict) -> float | Stretched:
     return Stretched(theta, **how)
 
 
-def whole(path: Path, key: str, value) -> int:
+def whole_number(path: Path, key: str, value) -> int:
     if type(value) is not int or value < 1:
         refuse(path, key, value, "it is a whole number from 1")
     return value

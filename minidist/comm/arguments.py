@@ -52,7 +52,7 @@ def refuse_masked(x) -> None:
         )
 
 
-def whole(x, what: str, kind: str = "a whole number") -> int:
+def whole_number(x, what: str, kind: str = "a whole number") -> int:
     """Return x as an int, whatever whole number it is; nothing is rounded."""
     try:
         return index(x)
@@ -60,16 +60,16 @@ def whole(x, what: str, kind: str = "a whole number") -> int:
         raise WrongInput(f"{what} is {kind}, not {x!r}") from None
 
 
-def whole_64(x, what: str, kind: str = "a whole number") -> int:
+def whole_number_64(x, what: str, kind: str = "a whole number") -> int:
     """Return x as an int that fits 64 bits."""
-    if not -(2**63) <= whole(x, what, kind) < 2**63:
+    if not -(2**63) <= whole_number(x, what, kind) < 2**63:
         raise WrongInput(f"{what} is {kind} of 64 bits, not {x}")
     return index(x)
 
 
 def valid_rank(rank, size: int, what: str) -> int:
     """Return a rank of a group of this size as an int."""
-    rank = whole(rank, what)
+    rank = whole_number(rank, what)
     if not 0 <= rank < size:
         raise WrongInput(f"{what}={rank} is no rank of a group of {size}; use 0 to {size - 1}")
     return rank
@@ -86,7 +86,7 @@ def pieces_of(rows: int, ranks: int, sizes: list[int] | None) -> list[int]:
     """Return rows per rank: those given, or as equal as can be, the larger first."""
     if sizes is None:
         return split_sizes(rows, ranks)
-    sizes = [whole(n, "a size") for n in listed(sizes, "sizes")]
+    sizes = [whole_number(n, "a size") for n in listed(sizes, "sizes")]
     if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
         raise WrongInput(f"sizes {sizes} do not cut {rows} rows into {ranks} pieces")
     return sizes

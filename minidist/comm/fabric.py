@@ -461,7 +461,7 @@ class Fabric:
         """Raise CollectiveMismatch, which shows what each of these ranks has called, and where."""
         text = np.frombuffer(f"{call.text} at {call_site()}".encode(), np.uint8)
         texts = self.exchange(members, key, text, "collectives that do not match")
-        raise mismatch(members, [its.tobytes().decode() for its in texts])
+        raise mismatch(members, [called.tobytes().decode() for called in texts])
 
     def new_block(self) -> np.ndarray:
         """Return memory for this rank's part of a Board."""

@@ -36,8 +36,8 @@ from minidist.comm.arguments import (
     pieces_of,
     ufunc,
     valid_rank,
-    whole,
-    whole_64,
+    whole_number,
+    whole_number_64,
 )
 from minidist.comm.beside import Beside
 from minidist.comm.collectives import ON_MESSAGES, gather_into, reduce_pieces
@@ -291,7 +291,7 @@ class Group:
                ranks, nothing is copied twice. x may be in it.
         sizes  elements of `out` per rank (default: as equal as can be, the larger first)
         """
-        x = numeric(x, whole(axis, "an axis"))
+        x = numeric(x, whole_number(axis, "an axis"))
         if out is not None:
             check_place(out)
             return self._gather_into(out, x, pieces_of(out.size, self.size, sizes), label)
@@ -335,7 +335,7 @@ class Group:
 
         Bytes: S from each rank but root.
         """
-        x, place = numeric(x, whole(axis, "an axis")), f"root={self._valid(root, 'root')}"
+        x, place = numeric(x, whole_number(axis, "an axis")), f"root={self._valid(root, 'root')}"
         channel = self._meet("gather", place, *joined_along(axis, x), label=label)
         pieces = channel.to_root(x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
@@ -367,8 +367,8 @@ class Group:
         payload. Each rank of it keeps 64 bytes of shared memory until the run ends.
         """
         if color is not None:
-            color = whole_64(color, "a color", "a whole number or None")
-        key = self.rank if key is None else whole_64(key, "a key")
+            color = whole_number_64(color, "a color", "a whole number or None")
+        key = self.rank if key is None else whole_number_64(key, "a key")
         wish = [color is not None, color or 0, key]
         channel = self._meet("split", payload=False)
         wishes = channel.all_to_all([np.array(wish, np.int64)] * self.size)
@@ -378,7 +378,7 @@ class Group:
         return self._group_of(chosen, type(self))
 
     def _key(self, tag: int) -> Key:
-        return Key(self.run, self.splits, "message", whole(tag, "a tag"))
+        return Key(self.run, self.splits, "message", whole_number(tag, "a tag"))
 
     def _valid(self, rank: int, what: str) -> int:
         return valid_rank(rank, self.size, what)

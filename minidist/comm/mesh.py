@@ -25,8 +25,8 @@ class Mesh:
 
     def __init__(self, group: Group, **axes: int):
         product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
-        whole = all(isinstance(size, Integral) and size > 0 for size in axes.values())
-        if not whole or math.prod(axes.values()) != group.size:
+        are_sizes = all(isinstance(size, Integral) and size > 0 for size in axes.values())
+        if not are_sizes or math.prod(axes.values()) != group.size:
             raise WrongInput(
                 f"{product} does not make {group.size} ranks; "
                 f"the sizes must multiply to {group.size}"

@@ -257,20 +257,20 @@ class NcclCommunicator:
     def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
         if self.size == 1:
             return self.below.gather_into(call, out, ends)
-        whole = _on_gpu(out)
+        result = _on_gpu(out)
         self.below.meet(call)
         self._join()
-        pieces = [whole[start:stop] for start, stop in pairwise(ends)]
+        pieces = [result[start:stop] for start, stop in pairwise(ends)]
         mine, kind = pieces[self.me], load().NCCL_UINT8  # bytes, whatever the dtype
         if len({len(piece) for piece in pieces}) == 1:
-            self._start("allGather", [mine, whole], mine.nbytes, kind)
+            self._start("allGather", [mine, result], mine.nbytes, kind)
         else:
             with grouped():
                 for root, piece in enumerate(pieces):
                     self._start("broadcast", [piece, piece], piece.nbytes, kind, root)
         self.ledger.add_unseen("all_gather", (self.size - 1) * mine.nbytes)
-        if whole is not out:
-            out[...] = on_device_of(whole, out)
+        if result is not out:
+            out[...] = on_device_of(result, out)
         return out
 
     @on_its_gpu

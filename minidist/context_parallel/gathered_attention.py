@@ -62,8 +62,8 @@ class OwnQueries(Function):
 
     def tiles(self) -> Iterator[tuple[Index, Index, int]]:
         """Yield (index of Q, index of K, first): each query is in one tile, with all its keys."""
-        whole = Positions(((0, self.positions.length),), self.positions.length)
-        return document_tiles(self.positions, whole, self.documents)
+        sequence = Positions(((0, self.positions.length),), self.positions.length)
+        return document_tiles(self.positions, sequence, self.documents)
 
     def forward(self, q: Array, kv: Array) -> Array:
         xp, (G, B, K, T, D) = array_module(q), q.shape

@@ -71,13 +71,13 @@ def to_sequence(x: Array, group: Group, held: list[Positions]) -> Array:
 def in_order(pieces: list[Array], held: list[Positions]) -> Array:
     """Return X[..., T, D] of the pieces [..., T/N, D] of all ranks, in the sequence's order."""
     *outer, _, D = pieces[0].shape
-    whole = array_module(pieces[0]).empty((*outer, sum(map(len, held)), D), pieces[0].dtype)
+    sequence = array_module(pieces[0]).empty((*outer, sum(map(len, held)), D), pieces[0].dtype)
     for piece, runs in zip(pieces, rows_of(held), strict=True):
         row = 0
         for a, b in runs:
-            whole[..., a:b, :] = piece[..., row : row + b - a, :]
+            sequence[..., a:b, :] = piece[..., row : row + b - a, :]
             row += b - a
-    return whole
+    return sequence
 
 
 def by_rank(whole: Array, held: list[Positions]) -> list[Array]:
@@ -119,5 +119,5 @@ def ulysses(
 
     documents  (first, last + 1) of each example's documents, in which attention stays; None: one
     """
-    whole = SequenceToHeads(group, held)(shared_heads(qkv, group))
-    return HeadsToSequence(group, held)(document_attention(whole, documents))
+    heads = SequenceToHeads(group, held)(shared_heads(qkv, group))
+    return HeadsToSequence(group, held)(document_attention(heads, documents))

@@ -110,8 +110,8 @@ class FlatParameters:
 
         `updated` alone does not say it: PipeDream sets it to 0 (weight_stashing.py).
         """
-        whole = 0 if self.part_of is None else self.part_of.last_changed()
-        return max([whole, self.touched, *(max(p.updated, p.replaced) for p in self.parameters)])
+        above = 0 if self.part_of is None else self.part_of.last_changed()
+        return max([above, self.touched, *(max(p.updated, p.replaced) for p in self.parameters)])
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""

@@ -62,7 +62,7 @@ class KeyValueCache:
         self.kv: Array | None = None
 
     def __call__(self, qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
-        assert randomness is not None and randomness.positions is not None  # see `at`
+        assert randomness is not None and randomness.positions is not None  # see `randomness_at`
         new, last = qkv.data[-2:], randomness.positions.length
         _, B, K, n, D = new.shape
         first = last - n
@@ -128,7 +128,7 @@ class CachedDecoder:
                 "and read the last ones again"
             )
         with no_grad():
-            logits = self.model(tokens, at(first, last, B))
+            logits = self.model(tokens, randomness_at(first, last, B))
         self.batch, self.length = B, last
         return logits
 
@@ -172,7 +172,7 @@ class CachedTranslator:
         if len(self.reads) != B:
             raise WrongInput(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")
         check_weights(self.weights, "make a CachedTranslator of the model as it is now")
-        randomness, held = at(self.length, self.length + n, B), self.held[self.reads]
+        randomness, held = randomness_at(self.length, self.length + n, B), self.held[self.reads]
         with no_grad():
             x = self.model.embedding.target(words, randomness)
             for block, kv in zip(self.blocks, self.sources, strict=True):
@@ -212,6 +212,6 @@ def check_weights(weights: Since, remedy: str) -> None:
         raise WrongInput(f"the weights have changed since this text was begun; {remedy}")
 
 
-def at(first: int, last: int, B: int) -> Randomness:
+def randomness_at(first: int, last: int, B: int) -> Randomness:
     """Return the Randomness of B rows whose columns are positions `first` to `last` - 1."""
     return Randomness(0, 0, np.arange(B), positions=Positions(((first, last),), last))

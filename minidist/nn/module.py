@@ -215,9 +215,9 @@ def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
 def cast_state(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
     """Return the state's arrays as these parameters hold them, or raise ValueError."""
     check_state(state, {name: p.whole_shape for name, p in parameters.items()})
-    whole = {name: as_array(array) for name, array in state.items()}
+    arrays = {name: as_array(array) for name, array in state.items()}
     return {
-        name: p.cast(whole[name] if p.shard is None else p.shard.of(whole[name]))
+        name: p.cast(arrays[name] if p.shard is None else p.shard.of(arrays[name]))
         for name, p in parameters.items()
     }
 

@@ -200,8 +200,9 @@ class Parameter(Tensor):
     @property
     def slices(self) -> tuple[Slice, ...]:
         """Which elements of which global arrays this parameter holds, in its own order."""
-        whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
-        return (whole,) if self.placement.cuts is None else self.placement.cuts
+        if self.placement.cuts is not None:
+            return self.placement.cuts
+        return (Slice(self.name, self.whole_shape, self.shard, 0, self.size),)
 
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""

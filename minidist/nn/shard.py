@@ -123,11 +123,11 @@ def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
     real = np.flatnonzero(positions >= 0)
     places = np.full(math.prod(wanted.shape), -1)  # in the wanted slice; -1: not wanted, or taken
     places[positions[real]] = real
-    made = []
+    taken_pieces = []
     for number, cut in enumerate(saved):
         at = cut.positions()
         taken = np.flatnonzero((at >= 0) & (places[at] >= 0))
         if len(taken):
-            made.append(Piece(number, taken, places[at[taken]]))
+            taken_pieces.append(Piece(number, taken, places[at[taken]]))
             places[at[taken]] = -1
-    return made
+    return taken_pieces

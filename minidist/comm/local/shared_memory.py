@@ -85,9 +85,9 @@ class SharedMemory:
         nbytes = size_class(count * dtype.itemsize)
         with self.lock:
             start = self._place(nbytes)
-        whole = np.frombuffer(self.map, np.uint8, nbytes, start)
-        weakref.finalize(whole, self._release, start, nbytes).atexit = False
-        return whole[: count * dtype.itemsize].view(dtype).reshape(shape)
+        place = np.frombuffer(self.map, np.uint8, nbytes, start)
+        weakref.finalize(place, self._release, start, nbytes).atexit = False
+        return place[: count * dtype.itemsize].view(dtype).reshape(shape)
 
     # Fast path: skip at first reading. Freed places are reused by size; only many lose their pages.
 

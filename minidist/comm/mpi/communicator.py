@@ -162,28 +162,28 @@ class MpiCommunicator:
         reduction = self._reduction(x.dtype, x.size, op)
         rows = [stop - start for start, stop in pairwise(ends)]
         result = np.empty((rows[self.me], *x.shape[1:]), x.dtype)
-        whole = None if reduction is None else np.ascontiguousarray(to_host(x))
+        source = None if reduction is None else np.ascontiguousarray(to_host(x))
         self.meet(call)
         if reduction is None:
             return None
         counts = [n * (x.size // max(1, len(x))) for n in rows]
-        self.comm.Reduce_scatter(whole, result, counts, reduction)
+        self.comm.Reduce_scatter(source, result, counts, reduction)
         self.fabric.note_order(x.dtype, self.size)
         self.ledger.add_unseen("reduce_scatter", x.nbytes - result.nbytes)
         return on_device_of(result, x)
 
     def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
         possible = out.size < MOST and out.dtype.isnative
-        whole = np.ascontiguousarray(to_host(out)) if possible else None
+        result = np.ascontiguousarray(to_host(out)) if possible else None
         self.meet(call)
         if not possible:
             return None
         counts = [stop - start for start, stop in pairwise(ends)]
-        self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
+        self.comm.Allgatherv(self.MPI.IN_PLACE, [result, counts])
         nbytes = (self.size - 1) * counts[self.me] * out.itemsize
         self.ledger.add_unseen("all_gather", nbytes)
-        if whole is not out:
-            out[...] = on_device_of(whole, out)
+        if result is not out:
+            out[...] = on_device_of(result, out)
         return out
 
     def _reduction(self, dtype: np.dtype, count: int, op: str) -> "MPI.Op | None":

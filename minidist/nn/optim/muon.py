@@ -81,7 +81,7 @@ class Muon(AdamW):
     matrices  (name, shape) -> how many matrices are side by side in a parameter, by default
               `hidden_matrices`; 0: AdamW updates it
     whole     (parts, update) -> the same parts of the updates; by default `alone`
-    held      {flat slice: which elements of its matrix}, of what Muon updates
+    cut_of    {flat slice: which elements of its matrix}, of what Muon updates
     """
 
     momentum: float
@@ -103,7 +103,7 @@ class Muon(AdamW):
             raise WrongInput(f"scale is one of {', '.join(SCALES)}, not {scale!r}")
         self.momentum, self.scale_of, self.times = momentum, SCALES[scale], times
         self.matrices, self.whole = matrices, whole
-        self.held: dict[FlatSlice, Slice] = {}
+        self.cut_of: dict[FlatSlice, Slice] = {}
         super().__init__(parameters, lr, betas, eps, weight_decay)
         self.slices = [piece for s in self.slices for piece in self.cut(s)]
 
@@ -114,32 +114,32 @@ class Muon(AdamW):
         for cut in s.slices:
             piece, at = FlatSlice(s.home, at, at + len(cut)), at + len(cut)
             if self.matrices(cut.name, cut.shape):
-                self.held[piece] = cut
-            elif pieces and pieces[-1] not in self.held:
+                self.cut_of[piece] = cut
+            elif pieces and pieces[-1] not in self.cut_of:
                 piece = FlatSlice(s.home, pieces.pop().start, piece.stop)
             pieces.append(piece)
         return pieces
 
     def arrays_for(self, s: FlatSlice) -> int:
-        return 1 if s in self.held else 2
+        return 1 if s in self.cut_of else 2
 
     def state_like(self, s: FlatSlice) -> Array:
         """Return an array of the state's dtype: M is never rounded to 16 bits."""
-        return widen(s.data) if s in self.held else super().state_like(s)
+        return widen(s.data) if s in self.cut_of else super().state_like(s)
 
     def directions(self, factor: float) -> list[tuple[Array, float]]:
         """Return s O of each matrix, and the gradient of all else."""
         assert self.state is not None  # the step has begun
         parts = []
         for s, (m, *_) in zip(self.slices, self.state, strict=True):
-            if s in self.held:
+            if s in self.cut_of:
                 g = widen(s.gradient) * factor
                 m *= self.momentum
                 m += g
-                parts.append((self.held[s], g + self.momentum * m))
+                parts.append((self.cut_of[s], g + self.momentum * m))
         updates = iter(self.whole(parts, self.update))
         return [
-            (next(updates), 1.0) if s in self.held else (s.gradient, factor) for s in self.slices
+            (next(updates), 1.0) if s in self.cut_of else (s.gradient, factor) for s in self.slices
         ]
 
     def update(self, name: str, u: Array) -> Array:
