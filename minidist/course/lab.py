@@ -212,7 +212,7 @@ def read(folder: Path) -> Lab:
     given = found.pop("task")  # {id: its table}
     worth = shares(POINTS, [task.get("minutes", 1) for task in given.values()])
     file = folder / "variants.toml"
-    variants = list(register.read(file).values()) if file.is_file() else []
+    variants = list(register.mistakes_in(file).values()) if file.is_file() else []
     tasks = []
     for (id, task), points in zip(given.items(), worth, strict=True):
         own = {"points": points, "variants": tuple(v for v in variants if v.task == id)}

@@ -24,6 +24,7 @@ from minidist.planning.simulator import simulate
 from minidist.verify.equivalence import find
 from minidist.verify.strategies import Case
 from minidist.verify.strategies.cases import as_input
+from minidist.verify.strategies.job import watched_step
 from minidist.verify.watch import Watch
 
 
@@ -65,7 +66,7 @@ def alone(case: Case) -> Cost:
 
 def _step(group: Group, name: str, case: Case) -> Cost:
     watch = Watch()
-    find(name).step(group, case, watch)
+    watched_step(find(name).start, group, case, watch)
     entered = list(watch.entered.values())
     return Cost(
         examples=sum(rows for rows, _ in entered[-1]) if entered else 0,

@@ -47,8 +47,8 @@ def certify(
 
         case = replace(case, options={"servers": settings.servers})
         return check("parameter_server", case, ranks, transport=transport, device=device)
-    whole = replace(settings, precision="float32")  # the trainer keeps the model's float64
-    got = run(gradients, ranks, case, whole, transport=transport, device=device)
+    settings = replace(settings, precision="float32")  # the trainer keeps the model's float64
+    got = run(gradients, ranks, case, settings, transport=transport, device=device)
     want = one_device(case)
     comparison = compare(got, want)
     detail = [str(comparison)]
@@ -72,8 +72,8 @@ def gradients(group: Group, case: Case, settings: Settings) -> dict[str, np.ndar
     trainer.backward(replace(case.batch, inputs=x))
     moved = moved_by_forward(case.model)
     if isinstance(x, Tensor):
-        own = x.xp.zeros_like(x.data) if x.grad is None else x.grad
-        moved[INPUT] = to_host(group.all_reduce(own))
+        part = x.xp.zeros_like(x.data) if x.grad is None else x.grad
+        moved[INPUT] = to_host(group.all_reduce(part))
     return trainer.gradients() | moved
 
 

@@ -69,7 +69,7 @@ def by_parameter(got: list[dict], want: dict, bound: float = BOUND) -> dict[str,
     if not got or not want:
         raise WrongInput(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
     most = max(largest(w) for w in want.values())
-    found = {}
+    comparisons = {}
     for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
         w = want.get(name)
         bar = (1.0 if w is None else scale(w, most)) or 1.0
@@ -77,12 +77,12 @@ def by_parameter(got: list[dict], want: dict, bound: float = BOUND) -> dict[str,
         rows.sort(key=lambda row: row[2] != "is missing")
         off = max(row[0] for row in rows)
         _, ratio, fault, rank = next((x for x in rows if not x[0] / bar <= bound), max(rows))
-        found[name] = Comparison(off, off / bar, name, rank, ratio, fault, bound)
-    return found
+        comparisons[name] = Comparison(off, off / bar, name, rank, ratio, fault, bound)
+    return comparisons
 
 
 def scale(want: np.ndarray, most: float) -> float:
-    """Return what an error is divided by: max(max|want|, 1e-3 of the most in the model)."""
+    """Return the divisor of an error: max(max|want|, 1e-3 of the most in the model)."""
     return max(largest(want), 1e-3 * most)
 
 

@@ -39,7 +39,7 @@ from minidist.verify.causes.rerun import known
 from minidist.verify.compare import BOUND, compare, in_one_line
 from minidist.verify.outcomes import Gradients, Outcome, named_arrays, same
 from minidist.verify.strategies import STRATEGIES, Case, Strategy, one_device
-from minidist.verify.strategies.cases import given, small_cases, trained
+from minidist.verify.strategies.cases import readers_case, small_cases, trained
 from minidist.verify.strategies.pipeline_parallel import cases_of
 
 SIZES = 1, 2, 3, 4, 8  # numbers of ranks that `verify` tries
@@ -52,12 +52,12 @@ Identity = Callable[[list[Gradients], list[Gradients]], tuple[Gradients, Gradien
 class Promise:
     """What gradients have to be.
 
-    words  of a row: "exact", "replayed bitwise", ...
+    name   in a row: "exact", "replayed bitwise", ...
     kind   "exact", "replay", "identity", or "" for a strategy of the package: see `reasons`
     bound  of errors
     """
 
-    words: str
+    name: str
     want: Gradients
     kind: str = ""
     bound: float = BOUND
@@ -74,7 +74,7 @@ def row(case: Case, ranks: list[Outcome], promise: Promise, got: list[Gradients]
     elif not comparison.ok:
         detail += reasons(Finding(got, promise.want, case, len(ranks), promise.kind))
     return {
-        "promise": promise.words,
+        "promise": promise.name,
         "error": np.inf if faults else comparison.error,
         "difference": comparison.difference,
         "bytes": sum(rank.bytes for rank in ranks),
@@ -89,8 +89,10 @@ def _faults(ranks: list[Outcome]) -> list[str]:
     nowhere = {name: ~np.any([r.held[name] for r in ranks], axis=0) for name in ranks[0].held}
     missing = [f"{n.sum()} elements of {name}" for name, n in nowhere.items() if n.any()]
     changed = list(dict.fromkeys(name for rank in ranks for name in rank.changed))
-    words = {"no rank has {}": missing, "only an optimizer may change the weights, not {}": changed}
-    return [text.format(some(names)) for text, names in words.items() if names]
+    faults = [f"no rank has {some(missing)}"] if missing else []
+    if changed:
+        faults.append(f"only an optimizer may change the weights, not {some(changed)}")
+    return faults
 
 
 # Strategies of the package.
@@ -134,9 +136,9 @@ def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> d
     formula = None if entry.costs.bytes is None else entry.costs.bytes(case, len(ranks))
     operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
     got = [rank.gradients for rank in ranks]
-    found = row(case, ranks, promise_of(entry, case, ranks), got)
-    detail = [words for words in found["detail"] if words != UNKNOWN]
-    if search and not found["ok"] and (len(detail) == 1 or UNKNOWN in found["detail"]):
+    compared = row(case, ranks, promise_of(entry, case, ranks), got)
+    detail = [part for part in compared["detail"] if part != UNKNOWN]
+    if search and not compared["ok"] and (len(detail) == 1 or UNKNOWN in compared["detail"]):
         detail += filter(None, [known(entry.name, case, got)])
     right_bytes = formula in (None, moved)
     if not right_bytes:
@@ -146,23 +148,21 @@ def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> d
         detail.append(f"not counted: {', '.join(computed)}")
     return (
         {"strategy": entry.name, "case": case.name, "ranks": len(ranks)}
-        | found
+        | compared
         | {
             "bytes_formula": formula,
             "operations": dict(operations),
-            "ok": found["ok"] and right_bytes,
+            "ok": compared["ok"] and right_bytes,
             "detail": "; ".join(detail),
         }
     )
 
 
 def promise_of(entry: Strategy, case: Case, ranks: list[Outcome]) -> Promise:
-    """Return what a strategy's gradients have to be: one device's, or a replay's."""
+    """Return a strategy's promise of a case: one device's gradients, or a replay's."""
     reference = ranks[0].reference
-    if reference is None:
-        return Promise("exact", one_device(case))
-    if entry.promise == "exact":
-        return Promise("exact", reference)
+    if reference is None or entry.promise == "exact":
+        return Promise("exact", one_device(case) if reference is None else reference)
     if any(rank.reordered for rank in ranks):
         return Promise(entry.promise + REORDERED, reference)
     return Promise(entry.promise, reference, bound=0.0)
@@ -224,18 +224,25 @@ def verify(
     device: str = "cpu",
 ) -> Iterator[dict]:
     """Yield `check`'s row per number of ranks, strategy (None: all) and case."""
-    names = strategies() if names is None else names
-    for name in names:
-        find(name)
+    entries = _entries(names)
     red: set[str] = set()  # the register's mistakes run for the first red row of a strategy
     for size in sizes:
         with Cluster(size, transport, device) as cluster:
-            for entry in (find(name) for name in names if size in find(name).ranks):
+            for entry in (entry for entry in entries if size in entry.ranks):
                 for case in entry.cases(size):
-                    found = check(entry.name, case, size, cluster, rerun=entry.name not in red)
-                    if not found["ok"]:
+                    checked = check(entry.name, case, size, cluster, rerun=entry.name not in red)
+                    if not checked["ok"]:
                         red.add(entry.name)
-                    yield found
+                    yield checked
+
+
+def number_of_cases(names: list[str] | None, size: int) -> int:
+    """Return the number of rows that `verify` has for these strategies on this many ranks."""
+    return sum(len(entry.cases(size)) for entry in _entries(names) if size in entry.ranks)
+
+
+def _entries(names: list[str] | None) -> list[Strategy]:
+    return [find(name) for name in (STRATEGIES if names is None else names)]
 
 
 def verify_program(
@@ -247,12 +254,6 @@ def verify_program(
     with Cluster(size, transport, device) as cluster:
         for case in cases_of(programs):
             yield check("pipeline", case, size, cluster)
-
-
-def number_of_cases(names: list[str] | None, size: int) -> int:
-    """Return how many rows `verify` has for these strategies on this number of ranks."""
-    chosen = [find(name) for name in (strategies() if names is None else names)]
-    return sum(len(list(strategy.cases(size))) for strategy in chosen if size in strategy.ranks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -347,39 +348,44 @@ def certify(
     """
     runner = _runner(strategy, trainer, options)
     if (replay or identity) and (runner is not outcomes.of_reduce or (replay and identity)):
-        words = "replay, or else identity, is a promise of reduce(model, group)"
-        raise WrongInput(f"{words}: write a worker as one, for after each rank's backward")
+        raise WrongInput(
+            "replay, or else identity, is a promise of reduce(model, group): write a worker as "
+            "one, for after each rank's backward"
+        )
     cases = _cases(model, inputs, targets, loss, options)
     sizes = [4, 3, 2] if size is None and model is None else [4 if size is None else size]
     if isinstance(strategy, str):
         if model is None:
             return certificate(strategy, sizes[0], transport)
-        rows = [check(strategy, cases[0], sizes[0], transport=transport)]
-        return Certificate(strategy, find(strategy).promise, rows)
-    named = getattr(strategy, "func", strategy)  # of a partial
-    name = getattr(named, "__name__", type(named).__name__)
-    judge = partial(_of_batches, replay=replay, identity=identity)
+        evidence = [check(strategy, cases[0], sizes[0], transport=transport)]
+        return Certificate(strategy, find(strategy).promise, evidence)
+    function = getattr(strategy, "func", strategy)  # of a partial
+    name = getattr(function, "__name__", type(function).__name__)
+    promised = partial(_promised, replay=replay, identity=identity)
     clusters = (Cluster(size, transport) for size in sizes)
-    rows, left_out = _rows(partial(runner, strategy), judge, cases, clusters, timeout)
-    rows = [{"strategy": name} | found for found in rows]
+    evidence, left_out = _evidence(partial(runner, strategy), promised, cases, clusters, timeout)
+    evidence = [{"strategy": name} | each for each in evidence]
     promise = "replayed bitwise" if replay else "an identity" if identity else "exact"
-    return Certificate(name, promise, rows, left_out)
+    return Certificate(name, promise, evidence, left_out)
 
 
 def _runner(strategy: str | Callable, trainer: bool, options: dict) -> Callable:
-    """Return what runs it on a rank: told by whether it is a class, and by its parameters."""
+    """Return the function of outcomes.py for a name, a class, or a function of so many arguments.
+
+    ValueError for anything else, and for options that only a strategy of the package has.
+    """
     if isinstance(strategy, str):
         return outcomes.of_job
     for name in options:
         near = nearest(name, [p for p in inspect.signature(certify).parameters if p != "options"])
-        mean = f"did you mean {near}=?" if near else "give your own options by functools.partial"
-        raise WrongInput(f"certify has no option {name!r}; {mean}")
+        remedy = f"did you mean {near}=?" if near else "give your own options by functools.partial"
+        raise WrongInput(f"certify has no option {name!r}; {remedy}")
     if trainer or isinstance(getattr(strategy, "func", strategy), type):
         return outcomes.of_trainer
     if not callable(strategy):
         raise WrongInput(f"a strategy is a name or a function, not {strategy!r}")
-    asked = inspect.signature(strategy).parameters.values()
-    count = len([p for p in asked if p.default is p.empty and p.kind is not p.VAR_KEYWORD])
+    parameters = inspect.signature(strategy).parameters.values()
+    count = len([p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD])
     runners = {2: outcomes.of_reduce, 4: outcomes.of_worker}
     if count not in runners:
         raise WrongInput(
@@ -398,12 +404,12 @@ def _cases(model, inputs, targets, loss, options: dict) -> list[Case]:
         return small_cases(4)
     if inputs is None or targets is None:
         raise WrongInput("a model needs inputs[B, ...] and targets to be certified on")
-    return [given(model, inputs, targets, loss, options)]
+    return [readers_case(model, inputs, targets, loss, options)]
 
 
-def _rows(
+def _evidence(
     worker: partial,
-    judge: Callable,
+    promised: Callable,
     cases: list[Case],
     clusters: Iterable[Cluster],
     timeout: float | None,
@@ -412,22 +418,24 @@ def _rows(
     rows: list[dict] = []
     left_out: list[str] = []
     pairs = [(case, replace(case, targets=np.roll(case.targets, 1, axis=0))) for case in cases]
-    tried = [(two, [one_device(batch) for batch in two]) for two in pairs]
+    tried = [(batches, [one_device(batch) for batch in batches]) for batches in pairs]
     for cluster in clusters:
-        if not all(found["ok"] for found in rows):
+        if not all(row["ok"] for row in rows):
             break  # what is wrong on more ranks is known
         with cluster as ranks:
-            for two, want in tried:
+            for batches, wants in tried:
+                name = batches[0].name
                 try:
-                    of_ranks = ranks.run(worker, two, timeout=timeout)
+                    of_ranks = ranks.run(worker, batches, timeout=timeout)
                 except RankFailed as failed:
-                    _check_frozen(failed, two[0])
+                    _check_frozen(failed, batches[0])
                     if worker.func is outcomes.of_reduce or not is_wrong_input(failed):
                         raise
-                    left_out.append(f"{two[0].name}, {ranks.size} ranks: {failed.__cause__}")
+                    left_out.append(f"{name}, {ranks.size} ranks: {failed.__cause__}")
                 else:
-                    found = by_value.copied(judge)(two, of_ranks, want)  # a replay may remember
-                    rows.append({"case": two[0].name, "ranks": ranks.size} | found)
+                    judge = by_value.copied(promised)  # a replay may remember
+                    of_batches = _of_batches(batches, wants, of_ranks, judge)
+                    rows.append({"case": name, "ranks": ranks.size} | of_batches)
     if not rows:
         raise WrongInput(left_out[0])
     return rows, tuple(left_out)
@@ -443,20 +451,17 @@ def _check_frozen(failed: RankFailed, case: Case) -> None:
 
 def _of_batches(
     batches: tuple[Case, ...],
-    of_ranks: list[list[Outcome]],
     wants: list[Gradients],
-    replay: Replay | None,
-    identity: Identity | None,
+    of_ranks: list[list[Outcome]],
+    promised: Callable,
 ) -> dict:
     """Return the row of two batches: of the first wrong one, or of the largest error."""
     rows: list[dict] = []
-    for k, case in enumerate(batches):
-        ranks = [of_rank[k] for of_rank in of_ranks]
-        rows.append(row(case, ranks, *_promised(case, ranks, wants[k], replay, identity)))
-        rows[k]["detail"] = "; ".join(rows[k]["detail"])
-        if not rows[k]["ok"]:
-            if k:
-                rows[k]["detail"] = f"only in the second of two batches: {rows[k]['detail']}"
+    for case, want, *ranks in zip(batches, wants, *of_ranks, strict=True):
+        compared = row(case, ranks, *promised(case, ranks, want))
+        second = "only in the second of two batches: " if rows and not compared["ok"] else ""
+        rows.append(compared | {"detail": second + "; ".join(compared["detail"])})
+        if not compared["ok"]:
             break
     return max(rows, key=lambda row: row["error"]) | {"bytes": rows[0]["bytes"]}
 
@@ -468,14 +473,12 @@ def _promised(
     replay: Replay | None,
     identity: Identity | None,
 ) -> tuple[Promise, list[Gradients]]:
-    """Return what is promised of a batch, and what is compared with it."""
+    """Return the promise of a batch, and the arrays that are compared with it."""
     names = set(trained(case.model))
     if not (replay or identity):  # which know nothing of running statistics
         names |= {name for rank in ranks for name in rank.gradients}
-    got, local = (
-        [_only(names, each) for each in several]
-        for several in ([rank.completed(want) for rank in ranks], [rank.local for rank in ranks])
-    )
+    got = [_only(names, rank.completed(want)) for rank in ranks]
+    local = [_only(names, rank.local) for rank in ranks]
     if replay:
         want = _replayed(replay, local, _only(names, want))
         return Promise("replayed bitwise", want, "replay", 0.0), got
@@ -510,6 +513,8 @@ def _sides(identity: Identity, local: list[Gradients], got: list[Gradients]) -> 
         sides.append([named_arrays("a side of an identity", side, {}) for side in two])
     for name in sides[0][0]:
         if all(same(a.get(name), b.get(name)) for a, b in zip(*sides, strict=True)):
-            words = "holds whatever the ranks have: use them, its second argument"
-            raise WrongInput(f"the identity of {name} {words}")
+            raise WrongInput(
+                f"the identity of {name} holds whatever the ranks have: use them, its second "
+                "argument"
+            )
     return sides[0]

@@ -18,7 +18,7 @@ import numpy as np
 from minidist import nn
 from minidist.errors import WrongInput, check_name
 from minidist.verify.causes.examples import of_examples, shares_of
-from minidist.verify.causes.finding import Finding, Gradients, listed, some
+from minidist.verify.causes.finding import Finding, Gradients, numbered, some
 from minidist.verify.causes.reasons import UNKNOWN, bound_of, loss_scale, reasons, rounded
 from minidist.verify.compare import (
     BOUND,
@@ -30,10 +30,9 @@ from minidist.verify.compare import (
     largest,
 )
 from minidist.verify.interop.torch import Names, as_numpy, from_torch, matches
-from minidist.verify.strategies.cases import Case, given, one_device, trained
+from minidist.verify.strategies.cases import Case, one_device, readers_case, trained
 from minidist.verify.variants import ORDERS, variants_of
 
-ROUNDING = SINGLE  # errors up to here are those of float32
 NEAR = 1e-6  # up to here weights are the same
 
 
@@ -105,7 +104,7 @@ def against(
 
     ValueError where a name or a shape fits no parameter, and for a model with dropout.
     """
-    case = given(model, inputs, targets, loss, {})
+    case = readers_case(model, inputs, targets, loss, {})
     if dropout := next((layer for layer in model.modules(nn.Dropout) if layer.rate), None):
         raise WrongInput(
             f"{dropout.name} drops out at {dropout.rate}, and nobody else draws these masks: "
@@ -116,12 +115,12 @@ def against(
     states = [] if weights is None else weights_of(case.model, weights, names)
     if states and len(states) != len(got):
         raise WrongInput(f"there are weights of {len(states)} ranks, and gradients of {len(got)}")
-    others = other_weights(case.model, states, NEAR)
+    others = other_weights(case.model, states)
     comparison = compare(got, want)
     if comparison.ok:
         return Against(len(want), comparison.error, weights=others)
     finding = Finding(got, want, case, len(got), "exact", bound_of(got))
-    rows = _rows(finding)
+    rows = _wrong_parameters(finding)
     cause = _cause_of_all(finding, any(row[4] for row in rows))
     if others and explained(finding, states):
         cause = "the sum of what each rank computes from its own weights"
@@ -129,12 +128,12 @@ def against(
 
 
 def gradients_of(case: Case) -> Gradients:
-    """Return what one device computes for the parameters that are trained."""
+    """Return the gradients that one device computes for the parameters that are trained."""
     names = trained(case.model)
     return {name: grad for name, grad in one_device(case).items() if name in names}
 
 
-def _rows(f: Finding) -> tuple[tuple[str, int, float, float, str], ...]:
+def _wrong_parameters(f: Finding) -> tuple[tuple[str, int, float, float, str], ...]:
     """Return the rows of what is beyond rounding; of all that differs, if nothing is."""
     attention = list(f.case.model.modules(nn.CausalSelfAttention))
     heads = {p.name: layer.heads for layer in attention for p in layer.qkv.parameters()}
@@ -170,7 +169,7 @@ def by_our_names(
     rank: int,
     what: str = "gradient",
 ) -> Gradients:
-    """Return what is wanted, under our names and in our layout; ValueError where that cannot be."""
+    """Return the arrays in `want` under our names, in our layout; ValueError where that fails."""
     ours, theirs = model.named_parameters(), {match.theirs for match in matches(model, names)}
     tensors = any(hasattr(g, "detach") for g in arrays.values())
     if names or tensors or len(arrays.keys() & ours) < max(1, len(arrays.keys() & theirs)):
@@ -185,8 +184,8 @@ def by_our_names(
             for name, w in want.items()
         }
     for name, w in want.items():
-        known = {w.shape} if what == "weight" else {w.shape, w.shape[::-1]}
-        if (shape := np.shape(got[name])) not in known:
+        allowed = {w.shape} if what == "weight" else {w.shape, w.shape[::-1]}
+        if (shape := np.shape(got[name])) not in allowed:
             raise WrongInput(f"the {what} of {name} is {list(shape)}, not {list(w.shape)}")
         if not is_real(got[name]):
             raise WrongInput(f"the {what} of {name} is {got[name].dtype.name}, not real")
@@ -204,20 +203,22 @@ def weights_of(
     return [by_our_names(model, one, names, want, r, "weight") for r, one in ranks]
 
 
-def other_weights(model: nn.Module, states: list[Gradients], near: float) -> str:
+def other_weights(model: nn.Module, states: list[Gradients]) -> str:
     """Return in words which ranks have other weights than rank 0, or rank 0 than the model."""
     named, ranks_of = model.named_parameters(), dict[tuple[str, ...], list[int]]()
     for rank, state in enumerate(states):
-        other = [n for n, w in state.items() if not np.allclose(w, named[n].data, near, near**2)]
+        other = [n for n, w in state.items() if not np.allclose(w, named[n].data, NEAR, NEAR**2)]
         if other:
             ranks_of.setdefault(tuple(other), []).append(rank)
     lines = []
     for names, ranks in ranks_of.items():
         where = f"all {len(names)} parameters" if len(names) == len(states[0]) else some([*names])
         if 0 in ranks:
-            load = "give it rank 0's (interop.torch.load), and `weights` from before the step"
-            return f"rank 0 has other weights than the model, in {where}: {load}"
-        has = f"{listed('rank', ranks)} {'has' if len(ranks) == 1 else 'have'} other weights"
+            return (
+                f"rank 0 has other weights than the model, in {where}: give it rank 0's "
+                "(interop.torch.load), and `weights` from before the step"
+            )
+        has = f"{numbered('rank', ranks)} {'has' if len(ranks) == 1 else 'have'} other weights"
         frozen = not any(named[n].requires_grad for n in names)
         why = " (frozen: what has no gradient is broadcast, too)" if frozen else ""
         lines.append(f"{has} than rank 0, in {where}: not broadcast from rank 0{why}")
@@ -231,8 +232,7 @@ def explained(f: Finding, states: list[Gradients]) -> bool:
         model = copy.deepcopy(f.case.model)
         model.load_state(model.state() | states[rank])
         parts.append(of_examples(replace(f.case, model=model), rows))
-    whole = {name: np.sum([part[name] for part in parts], axis=0) for name in f.trained}
-    return all(f.near(g[name], whole[name], name) for g in f.got for name in f.trained)
+    return f.all_are(f.sum_of(parts))
 
 
 # One parameter.
@@ -252,8 +252,8 @@ def _cause_of_one(f: Finding, name: str, rank: int, of_heads: Mapping[str, int])
     turned = {"transposed: [out, in], as PyTorch keeps it": want.T} if want.ndim == 2 else {}
     if heads:
         by_head = np.swapaxes(want.reshape(*want.shape[:-1], 3, heads, -1), -3, -2)
-        words = "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
-        turned[words] = by_head.reshape(want.shape)
+        megatron = "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
+        turned[megatron] = by_head.reshape(want.shape)
         thirds = dict(zip("QKV", np.split(want, 3, axis=-1), strict=True))
         for columns in ORDERS:
             in_order = np.concatenate([thirds[letter] for letter in columns], axis=-1)
@@ -262,7 +262,7 @@ def _cause_of_one(f: Finding, name: str, rank: int, of_heads: Mapping[str, int])
         halves = "its halves are exchanged, as keys and values, or gate and up"
         turned[halves] = np.roll(want, want.shape[-1] // 2, axis=-1)
     turned["twice: it was counted twice"] = 2 * want
-    if cause := next((words for words, array in turned.items() if is_now(array)), ""):
+    if cause := next((cause for cause, array in turned.items() if is_now(array)), ""):
         return cause
     return "" if got.shape == want.shape else f"it is {list(got.shape)}, not {list(want.shape)}"
 
@@ -274,14 +274,12 @@ def _cause_of_all(f: Finding, known: bool) -> str | None:
     """known: whether a parameter has a cause of its own."""
     if len(f.names) < len(f.want) or not all(np.isfinite(g[n]).all() for g in f.got for n in g):
         return None
-    if compare(f.got, f.got[0], f.bound).ok and (words := _of_program(f)):  # on all ranks
-        return words
-    if compare(f.got, f.want, ROUNDING).ok:
-        if f.bound == ROUNDING:
+    if compare(f.got, f.got[0], f.bound).ok and (variant := _of_program(f)):  # on all ranks
+        return variant
+    if compare(f.got, f.want, SINGLE).ok:
+        if f.bound == SINGLE:
             return "right but for rounding: it was computed in float32"
-        return (
-            f"right within {ROUNDING:.0e}: a part is in float32, or a constant, as an eps, differs"
-        )
+        return f"right within {SINGLE:.0e}: a part is in float32, or a constant, as an eps, differs"
     if known and len(f.got) == 1:
         return rounded(f)
     reason, *_ = reasons(f)
@@ -296,12 +294,12 @@ def _of_program(f: Finding) -> str:
     fits = [(*_fitted(f.got[0], f.want), "")]
     if fits[0][0] > BOUND:
         others = variants_of(f.case)
-        fits += [(*_fitted(f.got[0], gradients_of(other)), words) for words, other in others]
-    error, factor, words = min(fits, key=lambda fit: fit[0] * (10 if fit[2] else 1))
+        fits += [(*_fitted(f.got[0], gradients_of(other)), variant) for variant, other in others]
+    error, factor, variant = min(fits, key=lambda fit: fit[0] * (10 if fit[2] else 1))
     if error > f.exact:
         return ""
     times = "" if abs(factor - 1) <= f.exact else _times(factor, f)
-    return " and ".join(filter(None, [words, times]))
+    return " and ".join(filter(None, [variant, times]))
 
 
 def _fitted(got: Gradients, want: Gradients) -> tuple[float, float]:
@@ -315,17 +313,17 @@ def _times(factor: float, f: Finding) -> str:
     """Return in words what multiplies all gradients."""
     case, size, scaled = f.case, abs(factor), loss_scale(factor, f.exact)
     counted = case.total
-    known = {
+    causes = {
         counted: "the loss is a sum over the targets, not their mean",
         counted / len(case.inputs): "the loss is a mean over the examples, not over the targets",
         counted / case.targets.size: "the loss is a mean over all targets, padding too",
         1.0: "",
     }
     if not scaled and 2 <= (n := round(size)) <= counted:
-        known.setdefault(n, f"{n} times: added up that often")
+        causes.setdefault(n, f"{n} times: added up that often")
     if not scaled and 2 <= (n := round(1 / size)) <= counted:
-        words = f"1/{n}: divided by {n} once too often, as a mean over {n} ranks or parts"
-        known.setdefault(1 / n, words)
-    near = [words for k, words in known.items() if abs(size / k - 1) <= f.exact]
-    said = near[0] if near else scaled or f"all are {size:.6g} times as large"
-    return " and ".join(filter(None, ["the sign is turned" if factor < 0 else "", said]))
+        mean = f"1/{n}: divided by {n} once too often, as a mean over {n} ranks or parts"
+        causes.setdefault(1 / n, mean)
+    fits = [cause for k, cause in causes.items() if abs(size / k - 1) <= f.exact]
+    cause = fits[0] if fits else scaled or f"all are {size:.6g} times as large"
+    return " and ".join(filter(None, ["the sign is turned" if factor < 0 else "", cause]))

@@ -29,18 +29,18 @@ def variants_of(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield (in words, the case with its model so changed); then so with what is usual, too."""
     norms = (norm for kind in get_args(Norm) for norm in case.model.modules(kind))
     eps = next((norm.eps for norm in norms), 1e-5)
-    alone = [(words, [change]) for words, change in (MODELS | _eps(eps)).items()]
+    single = [(name, [change]) for name, change in (MODELS | _eps(eps)).items()]
     pairs = [
-        (f"{words} and {usual}", [*one, change])
+        (f"{name} and {usual}", [*changes, change])
         for usual, change in USUAL.items()
-        for words, one in alone
-        if words != usual
+        for name, changes in single
+        if name != usual
     ]
-    for words, changes in [*alone, *pairs]:
+    for name, changes in [*single, *pairs]:
         model = copy.deepcopy(case.model)
-        there = [change(model) for change in changes]
-        if all(there):
-            yield words, replace(case, model=model)
+        changed = [change(model) for change in changes]
+        if all(changed):
+            yield name, replace(case, model=model)
 
 
 def _all(kind, name: str, value, only: Callable[..., bool] = lambda layer: True) -> Change:
@@ -55,10 +55,13 @@ def _all(kind, name: str, value, only: Callable[..., bool] = lambda layer: True)
     return change
 
 
-def _eps(own: float) -> dict[str, Change]:
-    text = {eps: f"{eps:.6g}".replace("e-0", "e-") for eps in (*EPS, own)}
-    words = {eps: f"the norms have eps {text[eps]}, not {text[own]}" for eps in EPS}
-    return {words[eps]: _all(Norm, "eps", eps) for eps in EPS if eps != own}
+def _eps(ours: float) -> dict[str, Change]:
+    text = {eps: f"{eps:.6g}".replace("e-0", "e-") for eps in (*EPS, ours)}
+    return {
+        f"the norms have eps {text[eps]}, not {text[ours]}": _all(Norm, "eps", eps)
+        for eps in EPS
+        if eps != ours
+    }
 
 
 # Of a block: its activation, its gate, its norms.

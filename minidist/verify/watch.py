@@ -93,10 +93,6 @@ class Watch:
         self.peak = max(self.peak, graph_bytes([y, *others], parameters))
         return y
 
-    def sends(self, nbytes: int) -> None:
-        """Record what this rank has sent in the step."""
-        self.sent = nbytes
-
     def holds(self, homes: Iterable, optimizer=None, parameters=(), gradients=(), state=()) -> None:
         """Record what stays: these flat vectors, an optimizer's state, and other arrays."""
         homes, states = list(dict.fromkeys(homes)), [state]
@@ -134,8 +130,8 @@ def products(function: Function) -> int:
             return int(np.prod(shape)) * x.shape[-1]
         case RingAttention(qkv=qkv, held=held):
             blocks, B, K, _, D = qkv.shape
-            found = [tile for source in range(len(held)) for tile in function.tiles(source)]
-            return 2 * K * (blocks - 2) * D * computed_scores(found, B)
+            tiles = [tile for source in range(len(held)) for tile in function.tiles(source)]
+            return 2 * K * (blocks - 2) * D * computed_scores(tiles, B)
         case OwnQueries(q=q):
             G, B, K, _, D = q.shape
             return 2 * K * G * D * computed_scores(function.tiles(), B)
@@ -148,7 +144,7 @@ def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
     Every buffer counts once and whole; parameters do not count. Unlike in `kept`, received
     activations count, because nobody else holds them.
     """
-    saved, found = [], {}
+    saved, nbytes = [], {}
     for thing in things:
         if isinstance(thing, Tensor):
             for function in functions_below(thing):
@@ -157,7 +153,7 @@ def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
             saved += [deferred.contribution for deferred in thing]
     for array in map(owner, arrays(saved)):
         if array.dtype.kind == "f":
-            found[id(array)] = array.nbytes
+            nbytes[id(array)] = array.nbytes
     for weight in parameters:
-        found.pop(id(owner(weight)), None)
-    return sum(found.values())
+        nbytes.pop(id(owner(weight)), None)
+    return sum(nbytes.values())

@@ -22,7 +22,7 @@ from minidist.errors import plural
 from minidist.observe.pages import schedules
 from minidist.verify.mistakes.edits import Edit
 from minidist.verify.mistakes.overlay import PACKAGE
-from minidist.verify.mistakes.register import mistakes, read
+from minidist.verify.mistakes.register import mistakes, mistakes_in
 from tests.course.students import changed, graded, only, reference, starter
 
 LABS = {lab.name: lab for lab in labs()}
@@ -37,7 +37,7 @@ NEEDS = {  # task: the tasks that its text says it builds on
     "10.2": ("10.1",),
     "10.4": ("10.1", "10.2"),
 }
-RIGHT_WAYS = read(Path(__file__).with_name("right_ways.toml"))
+RIGHT_WAYS = mistakes_in(Path(__file__).with_name("right_ways.toml"))
 TASKS = [(name, task.id) for name, lab in LABS.items() for task in lab.tasks]
 every_lab = pytest.mark.parametrize("name", LABS)
 QUICK = ("collectives",)  # -m slow takes all

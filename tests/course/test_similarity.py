@@ -12,7 +12,7 @@ import pytest
 from minidist.cli import main
 from minidist.course.lab import find
 from minidist.course.similarity import MOST, K, Reader, W, pairs
-from minidist.verify.mistakes.register import mistakes, read
+from minidist.verify.mistakes.register import mistakes, mistakes_in
 from tests.course.disguise import DISGUISES, all_at_once, commented, renamed, reordered
 from tests.course.students import changed, graded, reference, starter
 
@@ -20,7 +20,8 @@ LAB = find("collectives")
 PATH = "comm/collectives.py"
 HERE = Path(__file__).parent
 INDEPENDENT = {
-    name: changed(LAB, student.edits) for name, student in read(HERE / "independent.toml").items()
+    name: changed(LAB, student.edits)
+    for name, student in mistakes_in(HERE / "independent.toml").items()
 }
 READER = Reader(LAB)
 REFERENCE = READER.read("the package", reference(LAB))
@@ -41,7 +42,7 @@ def compared(students, lab=LAB, above=0.0):
 
 def near_the_reference(lab):
     """Return students who have the reference but for a mistake, or another right way."""
-    ways = {**read(HERE / "right_ways.toml"), **mistakes()}
+    ways = {**mistakes_in(HERE / "right_ways.toml"), **mistakes()}
     own = {name: way for name, way in ways.items() if way.task.startswith(f"{lab.number}.")}
     return {name: changed(lab, way.edits) for name, way in own.items()}
 

@@ -24,7 +24,7 @@ from minidist.pipeline_parallel import Pipeline
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check
 from minidist.verify.strategies import Case
-from minidist.verify.strategies.cases import padded, shares, todays_experts
+from minidist.verify.strategies.cases import choice_shares, padded, todays_experts
 from tests.planted import planted
 from tests.strategies import assert_same_bits, gradients
 
@@ -192,7 +192,7 @@ def test_a_load_that_is_not_summed_as_the_gradient_is_an_error(cluster):
 def gradient(batch):
     model = experts()
     loss_of(model, batch).backward()
-    return gradients(model) | shares(model)
+    return gradients(model) | choice_shares(model)
 
 
 def test_positions_that_do_not_count_are_in_no_balance_and_no_load():

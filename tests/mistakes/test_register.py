@@ -12,11 +12,11 @@ from minidist import nn
 from minidist.course.lab import labs
 from minidist.tensor_parallel.parallel_attention import columns_of_heads
 from minidist.verify.mistakes.edits import NAMES, Edit, functions
-from minidist.verify.mistakes.register import Mistake, find, mistakes, read, source
+from minidist.verify.mistakes.register import Mistake, find, mistakes, mistakes_in, source
 from tests.planted import module_of, planted
 
 EVERY = list(mistakes().values())
-RIGHT = list(read(Path(__file__).parents[1] / "course" / "right_ways.toml").values())
+RIGHT = list(mistakes_in(Path(__file__).parents[1] / "course" / "right_ways.toml").values())
 PATHS = sorted({edit.path for mistake in EVERY + RIGHT for edit in mistake.edits})
 
 

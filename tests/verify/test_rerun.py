@@ -92,7 +92,7 @@ def test_sound_gradients_and_others_that_no_mistake_gives_have_no_name():
 
 
 def test_several_mistakes_of_the_same_numbers_are_all_named():
-    words = rerun.words(["f_missing", "bias_missing"])
+    words = rerun.in_words(["f_missing", "bias_missing"])
     assert words.startswith("the numbers are those of f_missing: The gradient that a column")
     assert ", or of bias_missing: " in words
 

@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from minidist.nn import BatchNorm, counted
-from minidist.verify.causes.finding import Finding, Gradients, listed
+from minidist.verify.causes.finding import Finding, Gradients, numbered
 from minidist.verify.compare import BOUND
 from minidist.verify.strategies.cases import INPUT, Case, as_input, collect
 
@@ -22,7 +22,7 @@ CLOSE = 10.0  # residuals, in multiples of the bound
 
 
 def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None) -> Gradients:
-    """Return what these examples contribute to the whole batch's gradient.
+    """Return the part of the whole batch's gradient that these examples contribute.
 
     numbers  under which the model draws their masks; by default their places in the batch
     """
@@ -31,9 +31,9 @@ def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None)
     case.loss(outputs, case.targets[rows], reduction_size=case.total).backward()
     gradients = collect(model, x)
     if INPUT in gradients:
-        whole = np.zeros(case.inputs.shape, gradients[INPUT].dtype)
-        whole[rows] = gradients[INPUT]
-        gradients[INPUT] = whole
+        of_input = np.zeros(case.inputs.shape, gradients[INPUT].dtype)
+        of_input[rows] = gradients[INPUT]
+        gradients[INPUT] = of_input
     return gradients
 
 
@@ -54,10 +54,10 @@ def shares(f: Finding) -> str | None:
         parts = shares_of(f, count)
         if (W := _weights(f, [*parts.values()])) is None:
             continue
-        own = np.array([[k == r * count // len(f.got) for k in parts] for r in range(len(f.got))])
-        for words, times in own_scales(f, parts, count).items():
-            if len(f.got) > 1 and _near(f, W, own * times):
-                return f"equals {words}: the all_reduce is missing{f.where()}"
+        alone = np.array([[k == r * count // len(f.got) for k in parts] for r in range(len(f.got))])
+        for scaled, times in scales_alone(f, parts, count).items():
+            if len(f.got) > 1 and _near(f, W, alone * times):
+                return f"equals {scaled}: the all_reduce is missing{f.where()}"
         for column, k in enumerate(parts):
             if _near(f, W, count * np.eye(len(parts))[column]):
                 return (
@@ -81,11 +81,11 @@ def _near(f: Finding, W: np.ndarray, want: np.ndarray) -> bool:
 
 
 def _means(f: Finding, parts: Shares) -> np.ndarray:
-    """Return what multiplies each part where the loss is a mean over the part's own targets."""
+    """Return the factor of each part where the loss is a mean over the part's own targets."""
     return f.case.total / np.array([counted(f.case.targets[rows]) for rows in parts.values()])
 
 
-def own_scales(f: Finding, parts: Shares, count: int) -> dict[str, np.ndarray]:
+def scales_alone(f: Finding, parts: Shares, count: int) -> dict[str, np.ndarray]:
     """Return {in words: with which factors ranks that sum nothing have their own parts}."""
     means = _means(f, parts)
     return {
@@ -105,14 +105,14 @@ def partial_sums(f: Finding) -> str | None:
     if len(off) + 1 != len(f.got) or not 1 < len(parts) <= RANKS:
         return None
     contributions = [f.flat(of_examples(f.case, rows)) for rows in parts.values()]
-    for times in own_scales(f, parts, f.ranks).values():
+    for times in scales_alone(f, parts, f.ranks).values():
         scaled = {k: c * g for k, c, g in zip(parts, times, contributions, strict=True)}
         subsets = [chosen for n in range(len(scaled) + 1) for chosen in combinations(scaled, n)]
-        own = all(_are_sums(f, r, scaled, [(r,)]) for r in off)
-        whole = any(_are_sums(f, r, scaled, subsets[-1:]) for r in off)
-        if own or (not whole and all(_are_sums(f, r, scaled, subsets) for r in off)):
+        summed_none = all(_are_sums(f, r, scaled, [(r,)]) for r in off)
+        summed_all = any(_are_sums(f, r, scaled, subsets[-1:]) for r in off)
+        if summed_none or (not summed_all and all(_are_sums(f, r, scaled, subsets) for r in off)):
             (root,) = set(range(len(f.got))) - set(off)
-            others = "their own" if own else "sums over some ranks, by element"
+            others = "their own" if summed_none else "sums over some ranks, by element"
             reduce = f"only rank {root} has the sum, the others {others}: reduce, not all_reduce"
             return reduce + f.where()
     return None
@@ -131,13 +131,11 @@ def alone(f: Finding) -> str | None:
     norms = "batch norms used its own examples' statistics, not the batch's"
     whose = norms if list(f.case.model.modules(BatchNorm)) else "examples were a batch of their own"
     masks = "masks of dropout were drawn by its own numbers of examples, from 0"
-    for words, numbers in ((whose, lambda rows: rows), (masks, lambda rows: np.arange(len(rows)))):
+    for cause, numbers in ((whose, lambda rows: rows), (masks, lambda rows: np.arange(len(rows)))):
         parts = [of_examples(f.case, rows, numbers(rows)) for rows in shares_of(f).values()]
-        whole = {name: np.sum([part[name] for part in parts], axis=0) for name in f.trained}
-        if any(not f.near(whole[n], f.want[n], n) for n in f.trained) and all(
-            f.near(g[n], whole[n], n) for g in f.got for n in f.trained
-        ):
-            return f"each rank's {words}"
+        total = f.sum_of(parts)
+        if any(not f.near(total[n], f.want[n], n) for n in f.trained) and f.all_are(total):
+            return f"each rank's {cause}"
     return None
 
 
@@ -187,11 +185,11 @@ def _in_words(f: Finding, W: np.ndarray, cut: list[np.ndarray], parts: Shares) -
             groups.setdefault(W[rank].tobytes(), []).append(rank)
     where = [_where(f, ranks, columns @ W[ranks[0]]) for ranks in groups.values()]
     V = _of_shares(W, cut, parts)
-    if len(set(where)) == 1 and (known := _among_ranks(V)):
-        return known + where[0]
+    if len(set(where)) == 1 and (cause := _among_ranks(V)):
+        return cause + where[0]
     messages = []
     for ranks, place in zip(groups.values(), where, strict=True):
-        there = "" if len(ranks) == len(f.got) else f"on {listed('rank', ranks)} "
+        there = "" if len(ranks) == len(f.got) else f"on {numbered('rank', ranks)} "
         messages.append(f"{there}the sum {_counted(W[ranks[0]], cut)}{place}")
     if len(groups) == 1 and len(cut) > V.shape[1] and (V[0] % 1).any() and np.ptp(V[0]):
         messages.append("as if each rank had scaled its share before the sum (clipped it?)")
@@ -214,10 +212,10 @@ def _counted(w: np.ndarray, cut: list[np.ndarray]) -> str:
     examples: dict[float, list[int]] = {}
     for rows, weight in zip(cut, w.tolist(), strict=True):
         examples.setdefault(weight, []).extend(rows.tolist())
-    words = {c: {0.0: "not at all", 2.0: "twice"}.get(c, f"{c:.4g} times") for c in examples}
+    times = {c: {0.0: "not at all", 2.0: "twice"}.get(c, f"{c:.4g} times") for c in examples}
     if len(examples) == 1:
-        return f"counts every example {words[w[0]]}" if w[0] else "is zero"
-    several = [f"{listed('example', e)} {words[c]}" for c, e in examples.items() if c != 1]
+        return f"counts every example {times[w[0]]}" if w[0] else "is zero"
+    several = [f"{numbered('example', e)} {times[c]}" for c, e in examples.items() if c != 1]
     return f"counts {', '.join(several)}"
 
 
@@ -231,11 +229,11 @@ def _of_shares(W: np.ndarray, cut: list[np.ndarray], parts: Shares) -> np.ndarra
 
 def _among_ranks(V: np.ndarray) -> str | None:
     """Return the name of a collective that is missing, or another than all_reduce."""
-    N, own = len(V), np.eye(len(V))
-    if V.shape != own.shape:
+    N, alone = len(V), np.eye(len(V))
+    if V.shape != alone.shape:
         return None
     for k in range(N):
-        if (V == own[k]).all():
+        if (V == alone[k]).all():
             return f"every rank has only the gradient of rank {k}'s examples: broadcast, not summed"
     alike = (V[:, None] == V).all(axis=2)
     if not np.array_equal(V, alike) or alike.all():

@@ -83,6 +83,16 @@ class Finding:
         allowed = self.bound * scale(self.want[name], self.most)
         return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
 
+    def sum_of(self, parts: list[Gradients]) -> Gradients:
+        """Return the sum of the gradients of parts of the batch."""
+        return {name: np.sum([part[name] for part in parts], axis=0) for name in self.trained}
+
+    def all_are(self, gradients: Gradients) -> bool:
+        """Return whether all ranks have these, in all that is trained."""
+        return all(
+            self.near(g[name], gradients[name], name) for g in self.got for name in self.trained
+        )
+
     def uses(self) -> str:
         """Return in how many layers all wrong parameters are, if in more than one."""
         layers = [layer.named_parameters() for layer in getattr(self.case.model, "layers", [])]
@@ -114,5 +124,5 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def listed(noun: str, numbers: list[int]) -> str:
+def numbered(noun: str, numbers: list[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

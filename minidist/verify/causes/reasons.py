@@ -18,7 +18,7 @@ from minidist.verify.causes.examples import (
     shares,
     shares_of,
 )
-from minidist.verify.causes.finding import Finding, Gradients, listed, some
+from minidist.verify.causes.finding import Finding, Gradients, numbered, some
 from minidist.verify.compare import BOUND, SINGLE
 from minidist.verify.strategies.cases import INPUT
 
@@ -33,10 +33,10 @@ def reasons(f: Finding) -> list[str]:
     exact = f.promise in ("", "exact")
     if not f.wrong and (exact or len(f.names) < len(f.want)):
         return []  # a gradient is missing, or unexpected, and the others are right
-    asked = (ask(f) for ask in ASKED[f.promise] if f.trained or ask in OF_ALL)
-    words = next(filter(None, asked), UNKNOWN)
-    place = _right_from(f) if exact and "only in" not in words else None
-    return [words, place] if place else [words]
+    causes = (ask(f) for ask in ASKED[f.promise] if f.trained or ask in OF_ALL)
+    cause = next(filter(None, causes), UNKNOWN)
+    place = _right_from(f) if exact and "only in" not in cause else None
+    return [cause, place] if place else [cause]
 
 
 def _right_from(f: Finding) -> str | None:
@@ -79,8 +79,9 @@ def rounded(f: Finding) -> str | None:
     for kind, digits in DIGITS.items():
         allowed = min(1 / 16, max(1e-5, 2.0 ** (6 - digits)))
         if off <= allowed and all(_has(digits, g) for g, _ in pairs):
-            how = f"rounding to {kind}: numbers lost digits on the way"
-            return f"right, except for {how}{f.where()}"
+            return (
+                f"right, except for rounding to {kind}: numbers lost digits on the way{f.where()}"
+            )
     return None
 
 
@@ -113,9 +114,8 @@ def _replayed(f: Finding) -> str | None:
     wrong = off != 0
     promised, less = np.broadcast_to(want, off.shape)[wrong], off[wrong]
     if wrong.sum() > 1 and np.ptp(promised) == np.ptp(less) == 0:
-        there = promised[0] + less[0]
         count = f"{wrong.sum()} of {wrong.size} elements differ"
-        return f"{count}: {promised[0]:g} is promised, {there:g} is there"
+        return f"{count}: {promised[0]:g} is promised, {promised[0] + less[0]:g} is there"
     return None
 
 
@@ -166,22 +166,22 @@ def _padding(f: Finding, c: float) -> str | None:
     return None
 
 
-def _of_a_reader(f: Finding, c: float, known: str | None) -> str | None:
+def _of_a_reader(f: Finding, c: float, cause: str | None) -> str | None:
     """Add what else a reader's function may have done."""
-    whole = 1 < c <= f.case.total and abs(c / max(1, round(c)) - 1) <= f.exact
+    integer = 1 < c <= f.case.total and abs(c / max(1, round(c)) - 1) <= f.exact
     if sum(np.count_nonzero(f.want[n]) for n in f.wrong) < 8:
-        return known  # a few numbers are easily multiples
-    if whole and (uses := f.uses()):
+        return cause  # a few numbers are easily multiples
+    if integer and (uses := f.uses()):
         return f"ratio {c:.4g}, in a weight that {uses} have: summed again for each of them"
-    if whole:
+    if integer:
         again = (
-            f"{known}, or a sum summed again" if known else f"ratio {c:.4g}: added {c:.4g} times"
+            f"{cause}, or a sum summed again" if cause else f"ratio {c:.4g}: added {c:.4g} times"
         )
         return f"{again}, or {c:.4g} micro-batches that were not averaged"
-    if known is None and (words := loss_scale(c, f.exact)):
-        return f"ratio {c:.4g} = {words}"
-    why = "the sign is wrong" if c < 0 else "scaled after the sum (clipped?)"
-    return known or f"ratio {c:.4g}: {why}"
+    if cause is None and (scale := loss_scale(c, f.exact)):
+        return f"ratio {c:.4g} = {scale}"
+    default = "the sign is wrong" if c < 0 else "scaled after the sum (clipped?)"
+    return cause or f"ratio {c:.4g}: {default}"
 
 
 def loss_scale(c: float, exact: float) -> str:
@@ -217,7 +217,7 @@ def elsewhere(f: Finding) -> str | None:
     """Return which parameters are exchanged or transposed, or what is at other places."""
     moved = [_moved(f, name) for name in f.trained if name in f.wrong]
     if moved and all(moved):
-        return some([words for words in moved if words])
+        return some([*filter(None, moved)])
     parts = {k: f.flat(of_examples(f.case, rows)) for k, rows in shares_of(f).items()}
     displaced = [_displaced(f, r, parts) for r, off in enumerate(f.astray) if off.any()]
     return displaced[0] if displaced and all(displaced) else None
@@ -247,7 +247,7 @@ def _displaced(f: Finding, rank: int, parts: dict[int, np.ndarray]) -> str | Non
     for right in chain.from_iterable(combinations(parts, n) for n in range(1, len(parts))):
         rest = sum(parts[k] for k in right)
         if _shifts(got - rest, want - rest, tiny, 0) is not None:
-            others = listed("rank", [k for k in parts if k not in right])
+            others = numbered("rank", [k for k in parts if k not in right])
             return f"on rank {rank} the parts of {others} are added at other places than the rest"
     return None
 

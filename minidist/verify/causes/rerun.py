@@ -40,20 +40,20 @@ Place = tuple[str, str]  # a file and the qualified name of a function
 def known(strategy: str, case: Case, got: list[Gradients]) -> str | None:
     """Return in words which mistakes give the ranks these gradients; None if none does."""
     packed = by_value.dumps((strategy, case.to("cpu"), got))
-    return words(_in_a_new_process(packed).split())
+    return in_words(_in_a_new_process(packed).split())
 
 
-def words(names: list[str]) -> str | None:
+def in_words(names: list[str]) -> str | None:
     """Return in words the names of `matches`: what is wrong in at most three mistakes."""
-    found = [mistakes()[name] for name in names if name != IN_PLACE][:3]
-    titles = ", or of ".join(f"{m.name}: {m.title or m.edits[0].function}" for m in found)
+    three = [mistakes()[name] for name in names if name != IN_PLACE][:3]
+    titles = ", or of ".join(f"{m.name}: {m.title or m.edits[0].function}" for m in three)
     if IN_PLACE in names:
         return f"this package was edited where the register has the mistake {titles}"
-    return f"{NUMBERS} {titles}" if found else None
+    return f"{NUMBERS} {titles}" if three else None
 
 
 def _in_a_new_process(packed: bytes) -> str:
-    """Return what `main` prints there, as far as it comes within LIMIT."""
+    """Return the text that `main` prints there within LIMIT."""
     home = str(reference())
     try:
         printed = subprocess.run(
@@ -83,16 +83,16 @@ def matches(strategy: str, case: Case, got: list[Gradients]) -> Iterator[str]:
     If the package gives them without any, it has been edited: then yield IN_PLACE, and the mistakes
     that no longer apply to the functions that the case calls.
     """
-    record, found = STRATEGIES[strategy], False
+    record, of_family = STRATEGIES[strategy], False
     worker = partial(record.worker or partial(of_job, record.start), **case.options)
     sound, called = _watched(worker, case, len(got))
     candidates = [m for m in mistakes().values() if not called.isdisjoint(_places(m))]
     if sound is None or _equal(sound, got):
-        if there := [m.name for m in candidates if not _applies(m)]:
-            yield from (IN_PLACE, *there)
+        if edited := [m.name for m in candidates if not _applies(m)]:
+            yield from (IN_PLACE, *edited)
         return
     for mistake in sorted(candidates, key=lambda m: m.family != record.family):
-        if found and mistake.family != record.family:
+        if of_family and mistake.family != record.family:
             return
         try:
             with planted(mistake.name):
@@ -100,7 +100,7 @@ def matches(strategy: str, case: Case, got: list[Gradients]) -> Iterator[str]:
         except ValueError:  # it changes more than bodies of functions, or does not apply
             continue
         if again is not None and _equal(again, got):
-            found = True
+            of_family = True
             yield mistake.name
 
 
@@ -112,7 +112,7 @@ def _applies(mistake: Mistake) -> bool:
 
 
 def _watched(worker: Worker, case: Case, size: int) -> tuple[list[Gradients] | None, set[Place]]:
-    """Return what the ranks compute, and the functions that they call."""
+    """Return the ranks' gradients, and the functions that they call."""
     called: set[Place] = set()
 
     def trace(frame: FrameType, *_) -> None:

@@ -66,14 +66,14 @@ def matches(model: nn.Module, names: Names | None = None) -> list[Match]:
     """
     turned = {layer.weight for layer in model.modules(nn.Linear)}
     renamed = {norm.gain: "weight" for kind in get_args(Norm) for norm in model.modules(kind)}
-    table, names, known = [], names or {}, dict[str, None]()
+    table, names, ours = [], names or {}, dict[str, None]()
     for name, p in model.named_parameters().items():
         place, _, last = name.rpartition(".")
         theirs = f"{place}.{renamed.get(p, last)}"
         table += [Match(name, t, p in turned) for t in _replaced(theirs, name, names)]
-        known |= dict.fromkeys([*accumulate(place.split("."), "{}.{}".format), name])
+        ours |= dict.fromkeys([*accumulate(place.split("."), "{}.{}".format), name])
     for name, new in names.items():
-        check_name("name of ours", name, known)
+        check_name("name of ours", name, ours)
         if not new and not isinstance(new, str):
             raise WrongInput(f"names[{name!r}] is empty; give PyTorch's name, or several")
     return table
@@ -129,9 +129,10 @@ def from_torch(
     table = [match for match in table if match.ours in only]
     arrays = {name: a for name, a in arrays.items() if name not in others}
     _check_names(table, arrays)
-    found: dict[str, list[np.ndarray]] = {}
+    named: dict[str, np.ndarray] = {}
     for ours, parts in _by_parameter(table):
         shape = list(_cut(np.empty(parameters[ours].whole_shape), parts)[0].shape)
+        pieces = []
         for name, array in ((match.theirs, arrays[match.theirs]) for match in parts):
             theirs = np.zeros(shape) if array is None else as_numpy(array)
             if list(theirs.shape) != shape:
@@ -140,15 +141,17 @@ def from_torch(
                     f"{name} is {list(theirs.shape)}; for {ours} it has to be {shape} "
                     f"({layout}); what a rank has a part of must be gathered first"
                 )
-            found.setdefault(ours, []).append(theirs)
-    return {ours: _joined(found[ours], parts) for ours, parts in _by_parameter(table)}
+            pieces.append(theirs)
+        joined = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        named[ours] = joined.T if parts[0].transposed else joined
+    return named
 
 
 def _unwrapped(arrays: Mapping, table: list[Match]) -> dict:
     """Return the arrays under the table's names: words that wrappers add make no difference."""
-    known = {WRAPPED.sub("", match.theirs): match.theirs for match in table}
+    named = {WRAPPED.sub("", match.theirs): match.theirs for match in table}
     plain = {name: WRAPPED.sub("", name) for name in arrays}
-    renamed = {known.get(plain[name], plain[name]): array for name, array in arrays.items()}
+    renamed = {named.get(plain[name], plain[name]): array for name, array in arrays.items()}
     if len(renamed) < len(arrays):
         twice = next(n for n in plain.values() if list(plain.values()).count(n) > 1)
         raise WrongInput(f"several names are {twice!r} without the words of wrappers; rename one")
@@ -224,11 +227,6 @@ def _cut(array: np.ndarray, parts: list[Match]) -> list[np.ndarray]:
         names = [match.theirs for match in parts]
         raise WrongInput(f"the {len(theirs)} outputs of {parts[0].ours} are no equal parts {names}")
     return np.split(theirs, len(parts))
-
-
-def _joined(theirs: list[np.ndarray], parts: list[Match]) -> np.ndarray:
-    array = np.concatenate(theirs) if len(theirs) > 1 else theirs[0]
-    return array.T if parts[0].transposed else array
 
 
 def _check_names(table: list[Match], arrays: Mapping) -> None:

@@ -61,7 +61,8 @@ class Edit:
         if function is None:
             raise WrongInput(f"{self.path} has no function {self.name}; name the one it is now")
         arguments = [argument.arg for argument in _arguments(function)]
-        names = dict(zip(self._called(), arguments, strict=False))
+        called = filter(None, self.function.partition("(")[2].rstrip(")").split(","))
+        names = dict(zip(map(str.strip, called), arguments, strict=False))
         by = self._parsed(self.by)
         if self.replace:
             local = _bound(function)
@@ -85,19 +86,15 @@ class Edit:
                 f"{self.function}: {text!r} is not valid Python: {error.msg}"
             ) from None
 
-    def _called(self) -> list[str]:
-        names = self.function.partition("(")[2].rstrip(")")
-        return [name.strip() for name in names.split(",") if name]
-
     def _places(self, function, by, names, local):
         """Yield (parent, nodes in a row, {name in the edit: name in the function})."""
         pattern = self._parsed(self.replace)
         if all(len(block) == 1 and isinstance(block[0], ast.Expr) for block in (pattern, by)):
-            found = ((parent, [child]) for parent, child in _expressions(function))
+            candidates = ((parent, [child]) for parent, child in _expressions(function))
             pattern = [pattern[0].value]
         else:
-            found = _runs(function, len(pattern))
-        for parent, place in found:
+            candidates = _blocks(function, len(pattern))
+        for parent, place in candidates:
             if _alike(pattern, place, bound := dict(names), local):
                 yield parent, place, bound
 
@@ -118,29 +115,28 @@ class Edit:
 
 def functions(tree: ast.AST, prefix: str = "") -> dict[str, ast.FunctionDef]:
     """Return {qualified name: node} of the functions of a module and the methods of its classes."""
-    found = {}
+    named = {}
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
-            found[prefix + node.name] = node
+            named[prefix + node.name] = node
         elif isinstance(node, ast.ClassDef):
-            found |= functions(node, f"{prefix}{node.name}.")
-    return found
+            named |= functions(node, f"{prefix}{node.name}.")
+    return named
 
 
 def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
     a = function.args
-    found = [*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg]
-    return [argument for argument in found if argument]
+    return [*filter(None, [*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg])]
 
 
 def _bound(function: ast.FunctionDef) -> set[str]:
     """Return the names that are local to a function, or to a function or comprehension in it."""
-    found: set[str] = set()
-    for node in ast.walk(function):
-        if node is not function and not isinstance(getattr(node, "ctx", None), ast.Load):
-            name = getattr(node, NAMES.get(type(node), ""), None)
-            found |= {name} if name else set()
-    return found - {"self"}
+    bound = {
+        getattr(node, NAMES.get(type(node), ""), None)
+        for node in ast.walk(function)
+        if node is not function and not isinstance(getattr(node, "ctx", None), ast.Load)
+    }
+    return {name for name in bound if name} - {"self"}
 
 
 def _expressions(parent: ast.AST):
@@ -152,8 +148,8 @@ def _expressions(parent: ast.AST):
             yield from _expressions(child)
 
 
-def _runs(function: ast.FunctionDef, length: int):
-    """Yield every run of `length` consecutive statements of a block."""
+def _blocks(function: ast.FunctionDef, length: int):
+    """Yield (parent, `length` statements in a row) of every block."""
     for parent in ast.walk(function):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(parent, field, None)

@@ -57,15 +57,15 @@ class Mistake:
 
     def files(self) -> dict[str, str]:
         """Return {path in the package: wrong source}. ValueError: an edit does not apply."""
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for edit in self.edits:
             if not (PACKAGE / edit.path).is_file():
                 raise WrongInput(f"mistake {self.name}: minidist has no {edit.path}")
             try:
-                found[edit.path] = edit.apply(found.get(edit.path) or source(edit.path))
+                sources[edit.path] = edit.apply(sources.get(edit.path) or source(edit.path))
             except ValueError as error:
                 raise WrongInput(f"mistake {self.name}: {error}") from None
-        return found
+        return sources
 
     def diff(self) -> str:
         """Return it as a unified diff of the reference."""
@@ -82,17 +82,17 @@ def source(path: str) -> str:
 
 @cache
 def mistakes(folder: Path = MISTAKES) -> dict[str, Mistake]:
-    """Return {name: mistake} of a folder's files. ValueError: as `read`; a name is there twice."""
-    found: dict[str, Mistake] = {}
+    """Return {name: mistake} of a folder. ValueError: as `mistakes_in`; a name is there twice."""
+    register: dict[str, Mistake] = {}
     for path in sorted(folder.glob("*.toml")):
-        here = read(path)
-        if twice := sorted(found.keys() & here.keys()):
+        of_file = mistakes_in(path)
+        if twice := sorted(register.keys() & of_file.keys()):
             raise WrongInput(f"{path.name}: {', '.join(twice)} is in another file, too")
-        found |= here
-    return found
+        register |= of_file
+    return register
 
 
-def read(path: Path) -> dict[str, Mistake]:
+def mistakes_in(path: Path) -> dict[str, Mistake]:
     """Return {name: mistake} of a TOML file. ValueError: it is none, or something is missing."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -102,15 +102,15 @@ def read(path: Path) -> dict[str, Mistake]:
 
 
 def _mistake(name: str, table: dict, path: Path) -> Mistake:
-    first = {key: word for key, word in table.items() if key in EDIT}
-    words = {key: word for key, word in table.items() if key not in EDIT | {"also"}}
-    own = "asks" in words and not first  # a variant that is the package itself
+    first = {key: text for key, text in table.items() if key in EDIT}
+    texts = {key: text for key, text in table.items() if key not in EDIT | {"also"}}
+    right = "asks" in texts and not first  # a variant that is the package itself
     try:
-        edits = tuple(Edit(**edit) for edit in ([] if own else [first, *table.get("also", ())]))
-        usual = {"says": words.get("title", "")}
-        if "family" in words and "killed_by" not in words:
-            usual["diagnosis"] = f"{NUMBERS} {name}"
-        return Mistake(name, edits, **usual | words)
+        edits = tuple(Edit(**edit) for edit in ([] if right else [first, *table.get("also", ())]))
+        default = {"says": texts.get("title", "")}
+        if "family" in texts and "killed_by" not in texts:
+            default["diagnosis"] = f"{NUMBERS} {name}"
+        return Mistake(name, edits, **default | texts)
     except TypeError as error:
         raise WrongInput(
             f"{path.name}: {name}: an edit has function, by and perhaps replace; {error}"

@@ -42,9 +42,9 @@ def replay_compressed(training: Training, dense: Dense, optimizer: Callable) -> 
     rule, trained = optimizer(model.parameters()), _trained(model)
     owed = [[0.0 for _ in trained] for _ in range(ranks)]
     for step in range(steps):
-        found = [_gradients(model, trained, backward, step, r) for r in range(ranks)]
+        of_ranks = [_gradients(model, trained, backward, step, r) for r in range(ranks)]
         for i, p in enumerate(trained):
-            vs = [found[r][i].astype("float64") + owed[r][i] for r in range(ranks)]
+            vs = [of_ranks[r][i].astype("float64") + owed[r][i] for r in range(ranks)]
             p.grad, left = dense(vs, p, step)
             for r in range(ranks):
                 owed[r][i] = left[r]
@@ -105,10 +105,10 @@ def dense_power_sgd(rank: int | None, seed: int = 0) -> Dense:
         q = begin(qs.get(p.name), matrices[0], p, step)
         left = reduce(add, [(m @ q).astype(p.dtype) for m in matrices])
         left = orthogonalize(left.astype("float64"))
-        own = [(m.T @ left).astype(p.dtype) for m in matrices]
-        qs[p.name] = reduce(add, own)
+        parts = [(m.T @ left).astype(p.dtype) for m in matrices]
+        qs[p.name] = reduce(add, parts)
         total = (left @ qs[p.name].T).astype(p.dtype).reshape(p.shape)
-        sent = [(left @ part.T).reshape(p.shape) for part in own]
+        sent = [(left @ part.T).reshape(p.shape) for part in parts]
         pairs = [on_grid(v, part) for v, part in zip(vs, sent, strict=True)]
         return total, [v - part for v, part in pairs]
 
@@ -126,7 +126,7 @@ def replay_local_sgd(training: Training, lr: float, every: int) -> dict[str, Arr
     for begin in range(0, steps, every):
         start = [p.data.copy() for p in trained]
         whole = begin + every <= steps
-        found = []
+        of_ranks = []
         for r in range(ranks if whole else 1):
             for p, x in zip(trained, start, strict=True):
                 _set(p, x)
@@ -136,9 +136,9 @@ def replay_local_sgd(training: Training, lr: float, every: int) -> dict[str, Arr
                 sums = [total + g for total, g in zip(sums, gradients, strict=True)]
                 for p, g in zip(trained, gradients, strict=True):
                     _set(p, p.data - lr * ranks * g)
-            found.append(sums)
+            of_ranks.append(sums)
         if whole:
-            for p, x, *parts in zip(trained, start, *found, strict=True):
+            for p, x, *parts in zip(trained, start, *of_ranks, strict=True):
                 _set(p, x - lr * reduce(add, parts))
     return model.state()
 
@@ -162,8 +162,8 @@ def replay_quantized_gather(
                     whole = array_module(w).rint(w / level) if level > 0 else w
                     rounded.home.vector[start : start + len(w)] = whole * level + 0.0  # no -0.0
             rounded.home.changed()
-        found = [_gradients(coarse, _trained(coarse), backward, step, r) for r in range(ranks)]
-        for p, *parts in zip(_trained(exact), *found, strict=True):
+        of_ranks = [_gradients(coarse, _trained(coarse), backward, step, r) for r in range(ranks)]
+        for p, *parts in zip(_trained(exact), *of_ranks, strict=True):
             p.grad = reduce(add, parts)
         rule.step()
         rule.zero_grad()
@@ -195,8 +195,8 @@ def replay_diloco(
     def outer_step(i: int) -> None:
         moments[i] = momentum * moments[i] + means[i]
         common[i] = common[i] - lr * (means[i] + momentum * moments[i])
-        for own in layers:
-            own[i][...] = alpha * own[i] + (1 - alpha) * common[i]
+        for of_rank in layers:
+            of_rank[i][...] = alpha * of_rank[i] + (1 - alpha) * common[i]
 
     for t in range(1, steps + 1):
         for r, (mine, rule) in enumerate(zip(alone, rules, strict=True)):
@@ -208,7 +208,7 @@ def replay_diloco(
             if tau and t > first and (t - first - tau) % every == 0:
                 outer_step(i)
             if (t - first) % every == 0:
-                moved = [common[i] - own[i] for own in layers]
+                moved = [common[i] - of_rank[i] for of_rank in layers]
                 means[i] = reduce(add, [_in_bits(x, bits) / ranks for x in moved])
                 if not tau:
                     outer_step(i)
@@ -234,9 +234,9 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 def _gradients(model, trained, backward: Backward, step: int, rank: int) -> list[Array]:
     """Return copies of a rank's gradients; zeros where it has none."""
     backward(model, step, rank)
-    found = [p.xp.zeros_like(p.data) if p.grad is None else p.grad.copy() for p in trained]
+    copies = [p.xp.zeros_like(p.data) if p.grad is None else p.grad.copy() for p in trained]
     model.zero_grad()
-    return found
+    return copies
 
 
 def _set(p: nn.Parameter, value: Array) -> None:

@@ -41,10 +41,10 @@ def everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]]
     logs: list[list[list[Push]]] = []
     for stop, count in zip(np.cumsum(counts), counts, strict=True):
         log: list[list[Push]] = []
-        for (update, worker), own in groupby(table[stop - count : stop], lambda row: row[:2]):
+        for (update, worker), push in groupby(table[stop - count : stop], lambda row: row[:2]):
             if update == len(log):
                 log.append([])
-            _, _, batches, versions = zip(*own, strict=True)
+            _, _, batches, versions = zip(*push, strict=True)
             log[-1].append(Push(worker, batches, versions))
         logs.append(log)
     return logs
@@ -69,8 +69,8 @@ def replay_server(
     model = copy.deepcopy(model)
     flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
     bounds = pairwise(split_ends(flat.size, len(logs)))
-    reads = {w: reads_of(w, logs, given) for w, given in batches.items()}
-    pulls = [versions for own in reads.values() for _, versions in own[:: plan.n_fetch]]
+    reads = {w: reads_of(w, logs, dealt) for w, dealt in batches.items()}
+    pulls = [versions for steps in reads.values() for _, versions in steps[:: plan.n_fetch]]
     slices = [
         Slice(flat.vector, part, log, optimizer, Counter(v[k] for v in pulls), kept)
         for k, (part, log) in enumerate(zip(bounds, logs, strict=True))
@@ -82,7 +82,7 @@ def replay_server(
         moved = sum(s.update() for s in slices) > 0
         for w, versions in wanted.items():
             if versions and all(v <= s.done for v, s in zip(versions, slices, strict=True)):
-                weights = [s.read(v) for v, s in zip(versions, slices, strict=True)]
+                weights = [s.pull(v) for v, s in zip(versions, slices, strict=True)]
                 wanted[w], moved = _send(workers[w], np.concatenate(weights)), True
     if any(wanted.values()) or any(s.done < len(s.log) for s in slices):
         raise WrongInput("no run can leave these logs: an update needs a version made after it")
@@ -90,20 +90,20 @@ def replay_server(
     return model.state()
 
 
-def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Reads:
-    """Return what a worker computed, with which versions; all servers must agree on it."""
+def reads_of(worker: int, logs: list[list[list[Push]]], dealt: list[int]) -> Reads:
+    """Return a worker's minibatches and their versions; all servers must agree on them."""
     columns = []
     for log in logs:
         pushes = [push for update in log for push in update if push.worker == worker]
         batches = [batch for push in pushes for batch in push.batches]
-        if batches != list(given):
-            never = sorted(set(given) - set(batches))
+        if batches != list(dealt):
+            never = sorted(set(dealt) - set(batches))
             lost = f": the gradients of {never} were never applied" if never else ""
             raise WrongInput(
-                f"worker {worker} was given {list(given)}, a server logged {batches}{lost}"
+                f"worker {worker} was given {list(dealt)}, a server logged {batches}{lost}"
             )
         columns.append([version for push in pushes for version in push.versions])
-    return [(batch, [column[n] for column in columns]) for n, batch in enumerate(given)]
+    return [(batch, [column[n] for column in columns]) for n, batch in enumerate(dealt)]
 
 
 def _work(w, model, flat, plan, reads: Reads, backward, slices) -> Work:
@@ -115,7 +115,7 @@ def _work(w, model, flat, plan, reads: Reads, backward, slices) -> Work:
         backward(model, batch)
         flat.collect_gradients()
         for s in slices:
-            s.found[w, batch] = flat.gradient[s.part].copy()
+            s.gradients[w, batch] = flat.gradient[s.part].copy()
         if plan.local_lr:
             weights = weights - plan.local_lr * flat.gradient
         for p in flat.parameters:
@@ -132,38 +132,40 @@ def _send(steps: Work, weights: np.ndarray):
 class Slice:
     """One server's weights, replayed.
 
-    reads  {version: how many pulls are still to read it}
-    found  {(worker, minibatch): its gradient}, until it is used
+    pulls  {version: how many are still to come}
+    gradients
+           {(worker, minibatch): its gradient}, until it is used
     """
 
-    def __init__(self, vector: np.ndarray, bounds, log, optimizer: Callable, reads, kept: slice):
+    def __init__(self, vector: np.ndarray, bounds, log, optimizer: Callable, pulls, kept: slice):
         self.part = slice(*bounds)
         self.parameter = nn.Parameter(vector[self.part].copy(), "slice")
         self.home = FlatParameters([self.parameter])
         self.optimizer, self.log, self.done = optimizer([self.parameter]), log, 0
-        self.reads, self.kept = reads, kept
-        self.found: dict[tuple[int, int], np.ndarray] = {}
+        self.pulls, self.kept = pulls, kept
+        self.gradients: dict[tuple[int, int], np.ndarray] = {}
         self.history = {0: self.home.vector.copy()}
 
-    def read(self, version: int) -> np.ndarray:
-        """Return a version; forget it after the last read."""
+    def pull(self, version: int) -> np.ndarray:
+        """Return the weights of a version; forget them after the last pull."""
         if version < 0:  # there is none: the replay goes on with the newest, and ends elsewhere
             return self.home.vector.copy()
-        self.reads[version] -= 1
-        return self.history[version] if self.reads[version] else self.history.pop(version)
+        self.pulls[version] -= 1
+        return self.history[version] if self.pulls[version] else self.history.pop(version)
 
     def update(self) -> int:
         """Do the updates whose gradients are known by now; return how many."""
         before = self.done
         while self.done < len(self.log):
             keys = [[(push.worker, b) for b in push.batches] for push in self.log[self.done]]
-            if any(key not in self.found for own in keys for key in own):
+            if any(key not in self.gradients for push in keys for key in push):
                 break
-            sums = [reduce(add, [self.found.pop(key) for key in own][self.kept]) for own in keys]
+            pushed = [[self.gradients.pop(key) for key in push] for push in keys]
+            sums = [reduce(add, gradients[self.kept]) for gradients in pushed]
             self.parameter.grad = reduce(add, sums)
             self.optimizer.step()
             self.done += 1
-            if self.reads[self.done]:
+            if self.pulls[self.done]:
                 self.history[self.done] = self.home.vector.copy()
         return self.done - before
 

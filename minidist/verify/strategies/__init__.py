@@ -21,11 +21,11 @@ def _records() -> dict[str, Strategy]:
     names = sorted(module.name for module in iter_modules(__path__))
     files = [import_module(f"{__name__}.{name}") for name in names]
     records = [record for file in files for record in getattr(file, "STRATEGIES", [])]
-    found: dict[str, Strategy] = {}
+    named: dict[str, Strategy] = {}
     for record in sorted(records, key=lambda record: record.lesson):
-        if found.setdefault(record.name, record) is not record:
+        if named.setdefault(record.name, record) is not record:
             raise WrongInput(f"two strategies are named {record.name!r}; rename one of them")
-    return found
+    return named
 
 
 STRATEGIES = _records()

@@ -31,15 +31,15 @@ def rows_of_images(group: Group, case: Case) -> AtWork:
 
 def hierarchical_cases(ranks: int) -> list[Case]:
     """Every stage, and every number of ranks that can share one of two copies or more."""
-    found = []
+    several = []
     for k in [k for k in range(1, ranks) if ranks % k == 0] or [1]:
         for stage in (1, 2, 3):
             *cases, two = listed(f"zero_{stage}", ranks)
             for case in (cases[stage % 2], two):
                 options = case.options | {"stage": stage, "shards": k}
                 name = f"{case.name}, stage {stage}, copies of {k}"
-                found.append(replace(case, name=name, options=options))
-    return found
+                several.append(replace(case, name=name, options=options))
+    return several
 
 
 def usp_cases(ranks: int) -> list[Case]:

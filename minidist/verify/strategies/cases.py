@@ -81,12 +81,14 @@ class Case:
         return replace(self, model=model, inputs=inputs, targets=targets)
 
 
-def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dict) -> Case:
+def readers_case(model: nn.Module, inputs, targets, loss: Callable | None, options: dict) -> Case:
     """Return the case of a reader's model and batch, arrays or tensors, in float64 on the host."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        words = "interop.torch.load gives one PyTorch's weights"
-        raise WrongInput(f"a model is an nn.Module of minidist, not {kind}; {words}")
+        raise WrongInput(
+            f"a model is an nn.Module of minidist, not {kind}; interop.torch.load gives one "
+            "PyTorch's weights"
+        )
     x = as_numpy(inputs)
     x = x.astype("float64") if x.dtype.kind == "f" else x
     name = f"{type(model).__name__}, {len(x)} examples"
@@ -111,7 +113,7 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
     """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
 
     The running statistics of batch norm have no gradient: where they move, in training, their
-    values are returned instead; and for the bias of a router, by which it will move: `shares`.
+    values are returned instead; and for the bias of a router, `choice_shares`, by which it moves.
     """
     named: dict[str, Tensor] = dict(model.named_parameters())
     if isinstance(x, Tensor):
@@ -123,13 +125,13 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
 
 
 def moved_by_forward(model: nn.Module) -> dict[str, np.ndarray]:
-    """Return what a forward pass has moved: the running statistics that train, and `shares`."""
+    """Return the arrays that a forward pass moved: statistics in training, and `choice_shares`."""
     norms = [norm for norm in model.modules(nn.BatchNorm) if norm.training]
     statistics = [p for norm in norms for p in (norm.running_mean, norm.running_var)]
-    return {str(p.name): host_copy(p.data) for p in statistics} | shares(model)
+    return {str(p.name): host_copy(p.data) for p in statistics} | choice_shares(model)
 
 
-def shares(model: nn.Module) -> dict[str, np.ndarray]:
+def choice_shares(model: nn.Module) -> dict[str, np.ndarray]:
     """Return, by the name of a router's bias, each expert's share of the choices so far: [E]."""
     balances = list(model.modules(nn.BiasBalance))
     return {b.bias.name: b.load / max(1, b.load.sum()) for b in balances}
@@ -137,10 +139,8 @@ def shares(model: nn.Module) -> dict[str, np.ndarray]:
 
 def heads_of(model: nn.Module) -> int:
     """Return H of a Transformer or a Seq2Seq, whose second layer is a block."""
-    match model.layers[1]:
-        case nn.Block() | nn.ExpertBlock() | nn.EncoderBlock() as block:
-            return block.attention.heads
-    raise TypeError("the second layer of a Transformer is a block")
+    block: Any = model.layers[1]
+    return block.attention.heads
 
 
 def as_input(inputs: Tensor | np.ndarray) -> Tensor | np.ndarray:
@@ -192,52 +192,46 @@ def listed(name: str, ranks: int) -> list[Case]:
 
 def _cases(
     ranks: int,
+    name: str = "",
     of: str = "",
     like: str = "",
     made: str = "",
     on: tuple[int, ...] = (),
     model: str = "",
     data: str = "",
-    **changes,
-) -> list[Case]:
-    """Return the cases of one row of a set."""
-    if on and ranks not in on:
-        return []
-    if of:
-        bases = [case for case in listed(of, ranks) if like in ("", case.name)]
-    elif made:
-        bases = [MADE[made]()]
-    else:
-        bases = [Case("", model_of(model), *data_of(data))]
-    if of and model:
-        other = model_of(model)
-        bases = [Case(c.name, other, c.inputs, c.targets, options=c.options) for c in bases]
-    return [_changed(case, ranks, **changes) for case in bases]
-
-
-def _changed(
-    case: Case,
-    ranks: int,
-    name: str = "",
     examples: int | None = None,
     positions: int | str | None = None,
     pad: bool = False,
     packed: bool = False,
     **options,
-) -> Case:
-    """Return a case with a part of its data, and further options."""
-    x, y = case.inputs[:examples], case.targets[:examples]
-    if positions is not None:
-        T = ranks if positions == "ranks" else positions
-        x, y = x[:, :T], y[:, :T]
-    return replace(
-        case,
-        name=name or case.name,
-        inputs=x,
-        targets=padded(y) if pad else y,
-        options=case.options | values_of(options),
-        documents=documents(*x.shape) if packed else case.documents,
-    )
+) -> list[Case]:
+    """Return the cases of one row of a set; a row `of` another set changes the cases of that."""
+    if on and ranks not in on:
+        return []
+    if of:
+        bases = [case for case in listed(of, ranks) if like in ("", case.name)]
+    else:
+        bases = [MADE[made]() if made else Case("", model_of(model), *data_of(data))]
+    if of and model:
+        other = model_of(model)
+        bases = [replace(case, model=other, loss=other.loss) for case in bases]
+    T = ranks if positions == "ranks" else positions
+    cases = []
+    for case in bases:
+        x, y = case.inputs[:examples], case.targets[:examples]
+        if T is not None:
+            x, y = x[:, :T], y[:, :T]
+        cases.append(
+            replace(
+                case,
+                name=name or case.name,
+                inputs=x,
+                targets=padded(y) if pad else y,
+                options=case.options | values_of(options),
+                documents=documents(*x.shape) if packed else case.documents,
+            )
+        )
+    return cases
 
 
 def model_of(name: str, **changes) -> Any:

@@ -25,7 +25,7 @@ OUTER = 0.7, 0.9  # learning rate and momentum
 
 
 def training_of(case: Case, batches: list[Batch], ranks: int) -> replays.Training:
-    """Return what a replay repeats: the gradients of each rank's share of each batch."""
+    """Return the training that a replay repeats: gradients of each rank's share of each batch."""
 
     def again(model: nn.Module, step: int, rank: int) -> None:
         loss_of(model, batches[step].share(rank, ranks)).backward()
@@ -169,8 +169,9 @@ class Rounds(AtWork):
         if self.kind is LocalSGD:
             self.local = LocalSGD(self.model, self.group, LR, self.every)
         else:
-            about = self.model, self.group, self.optimizer, self.every, *OUTER
-            self.local = self.kind(*about, **self.streams)
+            self.local = self.kind(
+                self.model, self.group, self.optimizer, self.every, *OUTER, **self.streams
+            )
         if isinstance(self.local, StreamingDiLoCo):
             self.groups = [self.group, self.local.apart]
 

@@ -70,7 +70,7 @@ def hybrid_cases(ranks: int) -> list[Case]:
     cases = []
     for asked in meshes("hybrid", ranks):
         kind = asked.pop("model", "")
-        name = ", ".join(filter(None, [kind, words_of(ranks, asked)]))
+        name = ", ".join(filter(None, [kind, name_of(ranks, asked)]))
         numbers = documents(*tokens.shape) if asked.pop("documents", False) else None
         if kind == "Seq2Seq":
             case = translator_case(depth=2, width=24, heads=12)
@@ -93,15 +93,15 @@ def transformer_for(asked: dict) -> nn.Module:
     return random_weights(nn.Transformer(11, 16, 8, 3, 8, 2, "float64", 0.2, **more))
 
 
-def words_of(ranks: int, options: dict) -> str:
+def name_of(ranks: int, options: dict) -> str:
     """Return how a case is called: the axes of its mesh, and what else is asked for."""
     axes = {axis: options.get(axis, 1) for axis in ("dp", "pp", "cp")}
     axes["tp"] = ranks // prod(axes.values())
-    words = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
+    parts = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
     for key, value in options.items():
         if key not in axes:
-            words.append(value if isinstance(value, str) else SHOWN[key].format(value))
-    return ", ".join(filter(None, words)) or "one rank"
+            parts.append(value if isinstance(value, str) else SHOWN[key].format(value))
+    return ", ".join(filter(None, parts)) or "one rank"
 
 
 def hybrid_example(ranks: int) -> Case:
@@ -150,12 +150,12 @@ def muon_cases(ranks: int) -> list[Case]:
     tokens, nexts = data_of("muon.tokens")
     cases = []
     for asked in meshes("muon", ranks):
-        words = words_of(ranks, asked)
+        mesh = name_of(ranks, asked)
         if asked.pop("model", ""):
             model = random_weights(nn.Llama(11, 16, 8, 2, 3, 8, dtype="float64"))
         else:
             model = transformer_for(asked)
-        name = f"{plural(steps_of(model, 2), 'step')}, {words}"
+        name = f"{plural(steps_of(model, 2), 'step')}, {mesh}"
         cases.append(Case(name, model, tokens, padded(nexts), options=asked | {"steps": 2}))
     return cases
 
@@ -163,15 +163,15 @@ def muon_cases(ranks: int) -> list[Case]:
 def in_eight_bits(case: Case, block: int | None = 4) -> Case:
     """Return the case with a model, its own from now on, that multiplies in eight bits."""
     multiply_in_eight_bits(case.model, EightBits(block))
-    words = "a scale per array" if block is None else f"a scale per {block}"
-    return replace(case, name=f"{case.name}, {words}")
+    scales = "a scale per array" if block is None else f"a scale per {block}"
+    return replace(case, name=f"{case.name}, {scales}")
 
 
 def eight_bit_cases(ranks: int) -> list[Case]:
     """Several meshes of this many ranks, with scales of strips and blocks, and of arrays."""
     several = meshes("eight_bits", ranks)
-    found = [eight_bit_case(ranks, options, block) for options in several for block in (4, None)]
-    return [*found, *(eight_bit_case(ranks, options, 4, llama=True) for options in several[:1])]
+    cases = [eight_bit_case(ranks, options, block) for options in several for block in (4, None)]
+    return [*cases, *(eight_bit_case(ranks, options, 4, llama=True) for options in several[:1])]
 
 
 def eight_bit_case(ranks: int, options: dict, block: int | None, llama: bool = False) -> Case:
@@ -183,9 +183,9 @@ def eight_bit_case(ranks: int, options: dict, block: int | None, llama: bool = F
     if llama:
         heads = 4 if ranks <= 4 else 8  # of keys and values: a rank has all of one
         model = nn.Llama(11, 32, 8, heads, 3, 16, 2, "float64", hidden=32)
-    one = block is None or options.get("pp", 1) == 1  # an array is of one micro-batch
-    m = {"micro_batches": 1} if one else {}
-    name = f"{'Llama' if llama else 'GPT-2'}, {words_of(ranks, options)}"
+    undivided = block is None or options.get("pp", 1) == 1  # an array is of one micro-batch
+    m = {"micro_batches": 1} if undivided else {}
+    name = f"{'Llama' if llama else 'GPT-2'}, {name_of(ranks, options)}"
     case = Case(name, random_weights(model, 1), tokens, nexts, options=options | m)
     return in_eight_bits(case, block)
 

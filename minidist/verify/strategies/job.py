@@ -89,14 +89,14 @@ class Job:
         x = self.batch.inputs
         if not isinstance(x, Tensor):
             return {}
-        own = x.xp.zeros_like(x.data) if x.grad is None else x.grad
-        return {INPUT: own if self.has_all_inputs else self.group.all_reduce(own)}
+        part = x.xp.zeros_like(x.data) if x.grad is None else x.grad
+        return {INPUT: part if self.has_all_inputs else self.group.all_reduce(part)}
 
     def step(self) -> None:
         """Update, if backward has not."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what this rank's optimizer updates."""
+        """Return the parameters that this rank's optimizer updates."""
         return self.model.parameters()
 
     def sent(self) -> Counter[str]:
@@ -104,14 +104,14 @@ class Job:
         return sum((group.ledger.bytes for group in self.groups), start=Counter())
 
     def kept(self) -> dict:
-        """Return what is kept from step to step: arguments of `Watch.holds`."""
+        """Return the arguments of `Watch.holds`: all that is kept from step to step."""
         homes = [p.home for p in self.parameters() if p.requires_grad]
         return {"homes": homes, "optimizer": self.optimizer}
 
     def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
-        """Return what the result should be, if that is not one device's gradient.
+        """Return the right result, if that is not one device's gradient, and a cause in words.
 
-        Then also the cause in words where it is something else, if the cause is known.
+        The cause of a result that is another one, if it is known.
         """
         return None, None
 
@@ -172,8 +172,8 @@ class AtWork(Job):
         return self.replay() if self.trains and self.replay and self.group.rank == 0 else None, None
 
     def kept(self) -> dict:
-        named, own = self.trainer.named_parameters().values(), self.parameters()
-        homes = [p.home for p in chain(named, own) if p.home is not None]
+        parameters = chain(self.trainer.named_parameters().values(), self.parameters())
+        homes = [p.home for p in parameters if p.home is not None]
         kept = {"homes": homes, "optimizer": self.optimizer}
         buffers = getattr(getattr(self.trainer, "copies", None), "buffers", ())
         if buffers:  # ZeRO's, whole or cut
@@ -194,5 +194,5 @@ def watched_step(start: Callable[..., Job], group: Group, case: Case, watch: Wat
     job.let_watch(watch)
     job.backward()
     job.step()
-    watch.sends(job.sent().total())
+    watch.sent = job.sent().total()
     watch.holds(**job.kept())

@@ -64,11 +64,19 @@ class HalfPrecision(AtWork):
         # Its statistics have no scale here.
         check_statistics(case.model, group.size, loads=True)
         make = partial(Zero, stage=zero) if zero else DataParallel
-        own, of_steps = half(case, dtype, grad_dtype), whole_rule if whole else rule
-        first = 1.0 if stochastic else start
-        about = case, group.size, steps, grad_dtype, first, of_steps
-        replayed = partial(replay, *about, "float32" if whole else "float16", stochastic)
-        super().__init__(group, own, make, [own.batch] * steps, replayed, of_steps)
+        cast, of_steps = half(case, dtype, grad_dtype), whole_rule if whole else rule
+        replayed = partial(
+            replay,
+            case,
+            group.size,
+            steps,
+            grad_dtype,
+            start=1.0 if stochastic else start,
+            rule=of_steps,
+            dtype="float32" if whole else "float16",
+            stochastic=stochastic,
+        )
+        super().__init__(group, cast, make, [cast.batch] * steps, replayed, of_steps)
         self.groups = list(dict.fromkeys([group, *self.groups]))  # whether a step overflows
         self.start, self.stochastic, self.exact = start, stochastic, dtype is None and not steps
 
@@ -112,7 +120,7 @@ def replay(
     dtype: str,
     stochastic: bool,
 ) -> dict[str, np.ndarray]:
-    """Return what one device finds, which adds the gradients of the shards in their order.
+    """Return the weights, or a gradient, of one device that adds the shards' in their order.
 
     Its float32 copies are a model of their own, which an ordinary optimizer trains. If stochastic,
     they are rounded after each step, and the loss scale stays as it is.
@@ -124,19 +132,19 @@ def replay(
     for step in range(1, max(1, steps) + 1):
         total = sum_of_shards(case, parts, scale)
         finite = all(np.isfinite(g).all() for g in total.values())
-        found = {name: g / np.float32(scale) for name, g in total.items()}
-        good, own = good + 1 if finite else 0, scale
+        gradients = {name: g / np.float32(scale) for name, g in total.items()}
+        good = good + 1 if finite else 0
         if not stochastic and (good == 2 or not finite):
             scale, good = 2 * scale if finite else scale / 2, 0
         if finite:
             for name, p in wide.named_parameters().items():
-                p.grad = on_device_of(total[name] / np.float32(own), p.data)
+                p.grad = on_device_of(gradients[name], p.data)
             optimizer.step()
             optimizer.zero_grad()
             if stochastic:
                 round_at_random(optimizer, case.seed, step)
             model.load_state(wide.state())
-    return model.state() | {UPDATES: np.array([optimizer.steps])} if steps else found
+    return model.state() | {UPDATES: np.array([optimizer.steps])} if steps else gradients
 
 
 def round_at_random(optimizer: Optimizer, seed: int, step: int) -> None:
@@ -155,8 +163,8 @@ def sum_of_shards(case: Case, parts: list[Batch], scale: float) -> dict[str, np.
     with overflow_allowed():
         for part in parts:
             loss_of(case.model, replace(part, loss_scale=scale)).backward()
-            own = collect(case.model)
-            total = {name: total[name] + g if total else g for name, g in own.items()}
+            shard = collect(case.model)
+            total = {name: total[name] + g if total else g for name, g in shard.items()}
             case.model.zero_grad()
     return {name: g.astype("float32") for name, g in total.items()}
 

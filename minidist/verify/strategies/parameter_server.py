@@ -65,7 +65,7 @@ class Served(Job):
         train(self.role, self.again, self.dealt.get(self.group.rank, []))
 
     def sent(self) -> Counter[str]:
-        """Return what went between servers and workers, without the last gather of weights."""
+        """Return the bytes between servers and workers, without the last gather of weights."""
         return Counter(send=self.role.group.ledger.bytes["send"])
 
     def kept(self) -> dict:
@@ -86,10 +86,10 @@ class OneClock(Served):
         self.batches = [self.batch.rows(shares.get(group.rank, np.arange(0)))]
 
     def result(self) -> Arrays:
-        role, found = self.role, collect(self.model)  # zeros of what is frozen, and statistics
+        role, frozen = self.role, collect(self.model)  # whose zeros, and statistics, are used
         slices = role.slice.grad if isinstance(role, Server) else role.buffer[:0]
-        found |= by_name(role.flat, self.group.all_gather(slices))
-        return found | self.input_gradient()
+        trained = by_name(role.flat, self.group.all_gather(slices))
+        return frozen | trained | self.input_gradient()
 
 
 class ServedStream(Served):
@@ -113,9 +113,11 @@ class ServedStream(Served):
             return want, None
         return want, equal_to(result, self.wrong_replays(logs))
 
-    def replay(self, logs: list, backward=None, optimizer=momentum, **more) -> Arrays:
-        how = backward or self.again, optimizer
-        return replay_server(self.case.model, self.plan, logs, self.dealt, *how, **more)
+    def replay(self, logs: list, backward=None, optimizer=momentum, **options) -> Arrays:
+        backward = backward or self.again
+        return replay_server(
+            self.case.model, self.plan, logs, self.dealt, backward, optimizer, **options
+        )
 
     def wrong_replays(self, logs: list) -> dict[str, Callable[[], Arrays]]:
         """Return {what is different about it: a replay that is not the one that should be}."""

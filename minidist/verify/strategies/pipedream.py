@@ -52,8 +52,9 @@ class AsynchronousStages(Job):
 
     def begin(self, rule: Rule) -> None:
         assert isinstance(self.model, nn.Sequential)
-        about = self.group, rule, self.scheme, self.case.loss
-        self.pipe = PipeDream(self.model, *about, **self.options)
+        self.pipe = PipeDream(
+            self.model, self.group, rule, self.scheme, self.case.loss, **self.options
+        )
         self.model, self.stages = self.pipe.model, [self.pipe.stage]
         if self.pipe.stage.replicas is not None:
             self.groups.append(self.pipe.stage.replicas)
@@ -77,8 +78,7 @@ class AsynchronousStages(Job):
         assert isinstance(case.model, nn.Sequential)
         bare = pipe.programs_for(self.group.size, self.minibatches, **pipe.options)
         versions, updates = _versions(self.group, pipe, bare.placement), _updates(bare)
-        start = case.model, pipe.cut, self.stream
-        want = replay(*start, versions, updates, momentum, case.loss)
+        want = replay(case.model, pipe.cut, self.stream, versions, updates, momentum, case.loss)
         return want, _drifted(self.group, pipe)
 
     def kept(self) -> dict:
@@ -89,10 +89,10 @@ class AsynchronousStages(Job):
 
 def _drifted(group: Group, pipe: PipeDream) -> str | None:
     """Return in words which stages' replicas hold different weights; every rank must call it."""
-    own = fingerprint("weights", pipe.stage.weights.newest.weights)
-    found = group.all_gather(np.array([own], np.uint64)).tolist()
+    mine = fingerprint("weights", pipe.stage.weights.newest.weights)
+    prints = group.all_gather(np.array([mine], np.uint64)).tolist()
     stages = [stage for (stage,) in pipe.programs_for(group.size, 1, **pipe.options).placement]
-    drifted = {k for k, own in zip(stages, found, strict=True) if own != found[stages.index(k)]}
+    drifted = {k for k, of in zip(stages, prints, strict=True) if of != prints[stages.index(k)]}
     if not drifted:
         return None
     return f"replicas of stages {sorted(drifted)} differ: their gradients were not summed"
@@ -111,8 +111,8 @@ def _versions(group: Group, pipe: PipeDream, placement) -> list[dict[int, int]]:
 
 def _updates(programs: Programs) -> list[list[int]]:
     """Return, per stage, the minibatches after which it updates."""
-    found = {stage: program for (stage,), program in zip(programs.placement, programs, strict=True)}
-    return [[a.micro_batch for a in found[s] if isinstance(a, Update)] for s in sorted(found)]
+    of = {stage: program for (stage,), program in zip(programs.placement, programs, strict=True)}
+    return [[a.micro_batch for a in of[stage] if isinstance(a, Update)] for stage in sorted(of)]
 
 
 def stream_bytes(case: Case, ranks: int) -> int:

@@ -87,8 +87,8 @@ def drawn(layers: int, ranks: int, seed: int = 0) -> Programs:
 
 def programs_of(case: Case, ranks: int) -> Programs:
     """Return the programs of a case: the ones given, or else drawn ones."""
-    given = case.options.get("programs")
-    return order_of(drawn(len(case.model.layers), ranks) if given is None else given, ranks)
+    programs = case.options.get("programs")
+    return order_of(drawn(len(case.model.layers), ranks) if programs is None else programs, ranks)
 
 
 def own_pipeline(
@@ -108,17 +108,16 @@ def own_pipeline(
 
 def program_cases(ranks: int) -> list[Case]:
     """The cases of every pipeline; each gets an order of its own."""
-    found = pipeline_cases(ranks, most_chunks=2)
     return [
         replace(case, options={"programs": drawn(len(case.model.layers), ranks, seed)})
-        for seed, case in enumerate(found)
+        for seed, case in enumerate(pipeline_cases(ranks, most_chunks=2))
     ]
 
 
 def cases_of(programs: Programs) -> list[Case]:
     """Return the cases of every pipeline with as many stages as these programs have."""
-    found = pipeline_cases(1 + last_stage(programs.placement), most_chunks=1)
-    return [replace(case, options={"programs": programs}) for case in found]
+    cases = pipeline_cases(1 + last_stage(programs.placement), most_chunks=1)
+    return [replace(case, options={"programs": programs}) for case in cases]
 
 
 def program_example(ranks: int) -> Case:

@@ -17,7 +17,6 @@ from typing import Any
 
 from minidist import nn
 from minidist.autograd import no_grad
-from minidist.comm import Group
 from minidist.errors import WrongInput, check_number, check_options
 from minidist.nn.cnn import ConvBlock
 from minidist.parallel.trainer import Trainer
@@ -32,20 +31,19 @@ from minidist.verify.strategies.cases import (
     servers_among,
     transformer_example,
 )
-from minidist.verify.strategies.job import AtWork, Job, watched_step
-from minidist.verify.watch import Watch
+from minidist.verify.strategies.job import AtWork, Job
 
 
 @dataclass(frozen=True)
 class Models:
     """The models that a strategy can split: in words, and as a test."""
 
-    words: str
+    description: str
     include: Callable[[Any], bool]
 
 
-def _of(words: str, *kinds: type) -> Models:
-    return Models(words, lambda model: isinstance(model, kinds))
+def _of(description: str, *kinds: type) -> Models:
+    return Models(description, lambda model: isinstance(model, kinds))
 
 
 def _is_linear(model: nn.Module) -> bool:
@@ -109,8 +107,8 @@ LIMITS: dict[str, Limit] = {
 def _layers(programs: Callable[[Case, int], Programs], case: Case, ranks: int) -> tuple[int, str]:
     """Return the most ranks that have one layer in each of their stages."""
     chunks = len(programs(case, ranks).placement[0])
-    words = "layers" if chunks == 1 else f"layers, {chunks} on each"
-    return len(case.model.layers) // chunks, words
+    part = "layers" if chunks == 1 else f"layers, {chunks} on each"
+    return len(case.model.layers) // chunks, part
 
 
 @dataclass(frozen=True)
@@ -191,16 +189,17 @@ class Strategy:
         """
         if not self.models.include(case.model):
             raise WrongInput(
-                f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
+                f"{self.name} cannot split {type(case.model).__name__}; "
+                f"use {self.models.description}"
             )
         function = self.make or self.start
         bound = [*getattr(function, "keywords", {}), "check_weights"]
         check_options(function, [*case.options, *options], self.name, without=bound)
-        for name, count in ({**case.options, **options}).items():
+        case = replace(case, options={**case.options, **options})
+        for name, count in case.options.items():
             if name in ("micro_batches", "minibatches") and count is not None:
-                words = f"{name} is a whole number from 1"
-                check_number(words, count, lambda n: n >= 1, Integral)
-        self.check_case(replace(case, options={**case.options, **options}), ranks)
+                check_number(f"{name} is a whole number from 1", count, lambda n: n >= 1, Integral)
+        self.check_case(case, ranks)
         with no_grad():
             case.whole_loss(case.model, as_input(case.inputs))
 
@@ -212,10 +211,6 @@ class Strategy:
     def __post_init__(self):
         if self.start is None:
             object.__setattr__(self, "start", partial(AtWork, make=self.make))
-
-    def step(self, group: Group, case: Case, watch: Watch) -> None:
-        """Take one step with AdamW, watched."""
-        watched_step(self.start, group, case, watch)
 
 
 def _example(of: str | dict) -> Callable[[int], Case]:
