@@ -64,7 +64,6 @@ MODELS = {
     "CNN": _of("an nn.CNN", nn.CNN),
     "Siamese": _of("an nn.Siamese", nn.Siamese),
 }
-Limit = Callable[[Any, int], tuple[int, str]]
 
 
 def _rows_of_images(case: Case) -> int:
@@ -73,42 +72,28 @@ def _rows_of_images(case: Case) -> int:
     return -(-case.inputs.shape[ROWS] // 2**halvings)
 
 
-# The largest useful number of ranks for a case, and the part of which each then has one.
-LIMITS: dict[str, Limit] = {
-    "examples": lambda case, ranks: (len(case.inputs), "examples"),
+# The largest useful number of ranks for a case: each of them then has one of what the name says.
+LIMITS: dict[str, Callable[[Any, int], int]] = {
+    "examples": lambda case, ranks: len(case.inputs),
     # Asynchronous workers may have separate minibatches; stale gradients limit them.
-    "examples and servers": lambda case, ranks: (
-        len(case.inputs) + servers_among(ranks),
-        "examples and servers",
+    "examples and servers": lambda case, ranks: len(case.inputs) + servers_among(ranks),
+    "positions": lambda case, ranks: case.inputs.shape[1],
+    "heads": lambda case, ranks: heads_of(case.model),
+    "heads or positions": lambda case, ranks: min(heads_of(case.model), case.inputs.shape[1]),
+    "tokens": lambda case, ranks: case.model.vocab,
+    "rows": lambda case, ranks: min(rows for rows, _ in shapes_of(case.model)),
+    "columns": lambda case, ranks: min(columns for _, columns in shapes_of(case.model)),
+    "channels": lambda case, ranks: min(
+        block.second.norm.gain.size for block in case.model.modules(ConvBlock)
     ),
-    "positions": lambda case, ranks: (case.inputs.shape[1], "positions"),
-    "heads": lambda case, ranks: (heads_of(case.model), "heads"),
-    "heads or positions": lambda case, ranks: (
-        min(heads_of(case.model), case.inputs.shape[1]),
-        "heads",
-    ),
-    "tokens": lambda case, ranks: (case.model.vocab, "tokens"),
-    "rows": lambda case, ranks: (min(rows for rows, _ in shapes_of(case.model)), "rows"),
-    "columns": lambda case, ranks: (min(n for _, n in shapes_of(case.model)), "columns"),
-    "channels": lambda case, ranks: (
-        min(block.second.norm.gain.size for block in case.model.modules(ConvBlock)),
-        "channels",
-    ),
-    "rows of images": lambda case, ranks: (_rows_of_images(case), "rows"),
-    "experts": lambda case, ranks: (min(case.model.experts, len(case.inputs)), "experts"),
-    "branches": lambda case, ranks: (2, "branches"),
-    "all axes": lambda case, ranks: (
-        case.inputs.size * len(case.model.layers) * heads_of(case.model),
-        "examples x positions x layers x heads",
+    "rows of images": lambda case, ranks: _rows_of_images(case),
+    "experts": lambda case, ranks: min(case.model.experts, len(case.inputs)),
+    "branches": lambda case, ranks: 2,
+    "examples x positions x layers x heads": lambda case, ranks: (
+        case.inputs.size * len(case.model.layers) * heads_of(case.model)
     ),
 }
-
-
-def _layers(programs: Callable[[Case, int], Programs], case: Case, ranks: int) -> tuple[int, str]:
-    """Return the most ranks that have one layer in each of their stages."""
-    chunks = len(programs(case, ranks).placement[0])
-    part = "layers" if chunks == 1 else f"layers, {chunks} on each"
-    return len(case.model.layers) // chunks, part
+SHORTER = {"heads or positions": "heads", "rows of images": "rows"}
 
 
 @dataclass(frozen=True)
@@ -117,8 +102,8 @@ class Costs:
 
     bytes     (case, ranks) -> bytes that all ranks together send, where a paper prints
               them; None: a snapshot of the ledgers has them (tests/ledgers.txt)
-    limit     (case, ranks) -> the largest useful number of ranks, and the part of which each
-              then has one
+    limited_by
+              a key of LIMITS, or "layers": each stage of the programs has one
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
               "branches", "positions", "examples and experts"; lesson 20's figure has a
               colour for each
@@ -128,11 +113,19 @@ class Costs:
     """
 
     bytes: Callable[[Case, int], int] | None = None
-    limit: Limit = LIMITS["examples"]
+    limited_by: str = "examples"
     cuts: str = "examples"
     programs: Callable[[Case, int], Programs] | None = None
     example: Callable[[int], Case] = transformer_example
     compared: bool = True
+
+    def limit(self, case: Case, ranks: int) -> tuple[int, str]:
+        """Return the largest useful number of ranks, and the part of which each then has one."""
+        if self.limited_by == "layers" and self.programs is not None:
+            chunks = len(self.programs(case, ranks).placement[0])
+            part = "layers" if chunks == 1 else f"layers, {chunks} on each"
+            return len(case.model.layers) // chunks, part
+        return LIMITS[self.limited_by](case, ranks), SHORTER.get(self.limited_by, self.limited_by)
 
 
 @dataclass(frozen=True)
@@ -243,11 +236,7 @@ def record(
     if "cases" in fields:
         fields["cases"] = partial(listed, fields["cases"])
     fields["models"] = MODELS[fields.get("models", "any")]
-    costs: dict[str, Any] = {"limit": "examples", "example": {}} | fields.pop("costs", {})
-    costs["example"] = example or _example(costs["example"])
-    if programs is not None and costs["limit"] == "layers":
-        costs["limit"] = partial(_layers, programs)
-    else:
-        costs["limit"] = LIMITS[costs["limit"]]
+    costs: dict[str, Any] = {"example": {}} | fields.pop("costs", {})
     costs |= {"bytes": bytes, "programs": programs}
+    costs["example"] = example or _example(costs["example"])
     return Strategy(name=name, costs=Costs(**costs), **fields, **work)
