@@ -93,20 +93,19 @@ def _on_host(arrays: Mapping) -> Gradients:
 
 def of_reduce(reduce: Callable, group: Group, batches: Sequence[Case]) -> list[Outcome]:
     """Run `reduce(model, group)` after the backward pass of this rank's examples."""
-    return [_reduced(reduce, group, case) for case in batches]
-
-
-def _reduced(reduce: Callable, group: Group, case: Case) -> Outcome:
-    model, weights = case.model, case.model.state()
-    loss_of(model, case.batch.share(group.rank, group.size)).backward()
-    local = collect(model)
-    returned = _instead(reduce(model, group))
-    changed = [n for n, p in trained(model).items() if not same(weights[n], p.data)]
-    sent = group.ledger.bytes.total()
-    outcome = Outcome(collect(model), sent, local=local, changed=changed, returned=returned)
-    model.load_state(weights)  # and the running statistics
-    model.zero_grad()
-    return outcome
+    outcomes = []
+    for case in batches:
+        model, weights = case.model, case.model.state()
+        loss_of(model, case.batch.share(group.rank, group.size)).backward()
+        local = collect(model)
+        returned = _instead(reduce(model, group))
+        changed = [n for n, p in trained(model).items() if not same(weights[n], p.data)]
+        sent = group.ledger.bytes.total()
+        outcome = Outcome(collect(model), sent, local=local, changed=changed, returned=returned)
+        outcomes.append(outcome)
+        model.load_state(weights)  # and the running statistics
+        model.zero_grad()
+    return outcomes
 
 
 def _instead(result: object) -> str:

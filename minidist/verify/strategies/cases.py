@@ -376,7 +376,7 @@ MADE: dict[str, Callable[[], Case]] = {
 
 
 def servers_among(ranks: int) -> int:
-    """Return how many of these ranks serve: two if at least two are left to work, else one."""
+    """Return the number of ranks that serve: two if at least two are left to work, else one."""
     if ranks < 2:
         raise WrongInput(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
     return 1 if ranks < 4 else 2

@@ -94,7 +94,7 @@ def transformer_for(asked: dict) -> nn.Module:
 
 
 def name_of(ranks: int, options: dict) -> str:
-    """Return how a case is called: the axes of its mesh, and what else is asked for."""
+    """Return the name of a case: the axes of its mesh, and its other options."""
     axes = {axis: options.get(axis, 1) for axis in ("dp", "pp", "cp")}
     axes["tp"] = ranks // prod(axes.values())
     parts = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
@@ -113,7 +113,7 @@ muon = partial(optim.Muon, lr=0.02, weight_decay=0.1)
 
 
 def steps_of(model, steps: int) -> int:
-    """Return how many steps are taken: at most one with experts, whose rows then go elsewhere."""
+    """Return the number of steps: at most one with experts, whose rows then go elsewhere."""
     return min(steps, 1) if getattr(model, "experts", 0) else steps
 
 
