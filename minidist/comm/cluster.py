@@ -74,8 +74,8 @@ class Ranks(Protocol):
 def nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks:
     """Start processes that have a GPU each; NCCL moves the arrays of their collectives."""
     nccl.check_ranks(size, device)
-    below = SharedMemoryCommunicator.connect
-    return ProcessRanks(size, device, interleaving, partial(nccl.connect, below))
+    connect = partial(nccl.connect, SharedMemoryCommunicator.connect)
+    return ProcessRanks(size, device, interleaving, connect)
 
 
 def mpi_nccl_ranks(
@@ -83,8 +83,7 @@ def mpi_nccl_ranks(
 ) -> Ranks:
     """Take the processes that mpiexec has started, on hosts with a GPU for each of their ranks."""
     nccl.check_device(device, "mpi-nccl")
-    over = nccl.connect
-    return MpiRanks(size, device, interleaving, subset=subset, over=over)
+    return MpiRanks(size, device, interleaving, subset=subset, over=nccl.connect)
 
 
 TRANSPORTS: dict[str, Callable[[int, str, int | None], Ranks]] = {

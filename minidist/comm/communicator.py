@@ -9,7 +9,7 @@ There are `SharedMemoryCommunicator`, for arrays in memory that all ranks of a m
 host or on GPUs; `MpiCommunicator`, for ranks of several machines; and `NcclCommunicator`, over one
 of these two, for ranks with a GPU each. A new one is a file of its own and a row of `TRANSPORTS` in
 cluster.py; tests/comm/conformance tests what it has to do, and holds all of them to one that is
-made of messages alone.
+made of messages alone (tests/comm/message_communicator.py).
 """
 
 import marshal

@@ -14,6 +14,8 @@ column-parallel layer. Parameters that act on a part of the sequence (norms, row
 get only a part of their gradient on each rank; `all_reduce_partial` sums the parts.
 """
 
+from functools import partial
+
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
@@ -119,10 +121,6 @@ class SequenceDropout(nn.Module):
         return self.dropout.forward(x, randomness, window, whole)
 
 
-def scatter_sequence(y: Tensor, group: Group) -> Tensor:
-    return reduce_scatter(y, group, SEQUENCE)
-
-
 def gathered_products(x: Tensor, group: Group, *weights: Tensor) -> list[Tensor]:
     y, first = GatheredProducts(group)(x, *weights), weights[0].shape[1]
     return [y[..., :first], y[..., first:]]
@@ -147,7 +145,7 @@ SEQUENCE_PARALLEL = Parts(
     rows=SequenceRowLinear,
     dropout=SequenceDropout,
     positions=own_positions,
-    leave=scatter_sequence,
+    leave=partial(reduce_scatter, axis=SEQUENCE),
     product=gathered_product,
     products=gathered_products,
 )

@@ -140,10 +140,13 @@ class MpiRanks:
             self._tell_all("order", (run, logged, payload))
         else:
             self._serve_until(lambda: self.orders, f"for process 0 to start run {run}")
-            theirs, logged, payload = self.orders.popleft()
-            self.run = theirs
+            self.run, logged, payload = self.orders.popleft()
             with self._failing_together():
-                self._check_same(run, theirs)
+                if self.run != run:
+                    raise CommError(
+                        f"process {self.me} is in run {run} of this cluster, process 0 in run "
+                        f"{self.run}; all processes have to call the same runs in the same order"
+                    )
         self.run, self.running, self.came_in, self.packed = run, True, [], {}
         if self.rank is not None:
             self.rank.polling.stopped_everywhere = threading.Event()
@@ -172,13 +175,6 @@ class MpiRanks:
             raise
         self._tell_all("outcome", (self.run, pickle.dumps((self.packed, None, None))))
         return reports
-
-    def _check_same(self, mine: int, theirs: int) -> None:
-        if mine != theirs:
-            raise CommError(
-                f"process {self.me} is in run {mine} of this cluster, process 0 in run {theirs}; "
-                "all processes have to call the same runs in the same order"
-            )
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
