@@ -2,12 +2,12 @@
 
 equivalence.py   certify(...): a strategy, a function, a worker or a class; one row for each
                  outcomes.py has what runs on a rank and what it leaves there
-strategies/      a record of each strategy: its cases, its promise, its costs
+strategies/      a record of each strategy: its cases, its promise, its costs; and the replays that
+                 an asynchronous or compressed training must equal, repeated by one rank
 foreign.py       against(...): somebody else's gradients of the same model
                  variants.py has what other programs compute otherwise
 compare.py       the bound
 certificate.py   the gradients of a training run, certified
-replays/         what an asynchronous or compressed training must equal, repeated by one rank
 causes/          why a wrong gradient is wrong: the parameter, the rank, the ratio, the mistake
 watch.py         what a rank computes and holds in a step, for the table of costs
 

@@ -19,8 +19,8 @@ from minidist.training.servers import Minibatches, Served, plan_of, rule, worker
 from minidist.training.settings import Settings
 from minidist.training.setup import examples_of, trainer_for
 from minidist.verify.compare import compare
-from minidist.verify.replays.parameter_server import replay_server
 from minidist.verify.strategies.cases import INPUT, Case, as_input, moved_by_forward, one_device
+from minidist.verify.strategies.parameter_server import replay_server
 
 
 def certify(

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from minidist import nn, optim
 from minidist.data_parallel.parameter_server import Server, join, train
 from minidist.rng import Randomness
-from minidist.verify.replays.parameter_server import replay_server
+from minidist.verify.strategies.parameter_server import replay_server
 
 OPTIMIZERS = {
     "sgd": partial(optim.SGD, lr=0.1),

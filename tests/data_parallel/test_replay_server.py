@@ -9,7 +9,7 @@ from minidist import nn, optim
 from minidist.data_parallel.parameter_server import Push, ServerPlan
 from minidist.nn.datasets import digits
 from minidist.rng import generator
-from minidist.verify.replays.parameter_server import replay_server
+from minidist.verify.strategies.parameter_server import replay_server
 from tests.data_parallel.serving import OPTIMIZERS, backward_on, mlp, mlp_data
 from tests.strategies import assert_same_bits
 

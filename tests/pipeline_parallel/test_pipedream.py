@@ -17,8 +17,8 @@ from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.verify.replays.pipedream import replay
 from minidist.verify.strategies import Case
+from minidist.verify.strategies.pipedream import replay
 from tests import causes
 from tests.pipeline_parallel.training import micro_batches_of
 from tests.strategies import arrays, assert_same_bits, compositions, cuts, seeds

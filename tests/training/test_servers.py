@@ -25,7 +25,7 @@ from minidist.training.servers import (
 from minidist.training.settings import Settings
 from minidist.verify.certificate import replay
 from minidist.verify.compare import compare
-from minidist.verify.replays.parameter_server import replay_server
+from minidist.verify.strategies.parameter_server import replay_server
 from tests.data_parallel.serving import parameter_server_bytes
 from tests.planted import mistaken
 from tests.strategies import assert_same_bits

@@ -11,9 +11,9 @@ from minidist import nn
 from minidist.verify.causes.examples import of_examples
 from minidist.verify.causes.finding import Finding
 from minidist.verify.causes.reasons import UNKNOWN, reasons
-from minidist.verify.replays.parameter_server import equal_to
 from minidist.verify.strategies import Case, one_device
 from minidist.verify.strategies.cases import padded, random_weights
+from minidist.verify.strategies.parameter_server import equal_to
 from tests import causes
 from tests.strategies import arrays, seeds
 

@@ -1,1 +1,0 @@
-"""References that one rank computes: the same training again, with the same stale weights."""
