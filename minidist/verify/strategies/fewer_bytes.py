@@ -34,32 +34,45 @@ from minidist.verify.strategies.cases import Case
 from minidist.verify.strategies.job import Arrays, AtWork, Job, Rule, momentum
 from minidist.verify.strategies.record import record
 
-Backward = Callable[[nn.Module, int, int], None]  # (model, step, rank): adds to the gradients
 Dense = Callable[[list[Array], nn.Parameter, int], tuple[Array, list[Array]]]
 
 
 class Training(NamedTuple):
-    """What is repeated, on copies of the model."""
+    """A training that a replay repeats, on copies of the model.
+
+    batches  one for each step; every rank has its share of it
+    """
 
     model: nn.Module
-    steps: int
+    batches: list[Batch]
     ranks: int
-    backward: Backward
+
+    def backward(self, model: nn.Module, step: int, rank: int) -> None:
+        """Add the gradient of a rank's share of a batch to the model's gradients."""
+        loss_of(model, self.batches[step].share(rank, self.ranks)).backward()
+
+    def gradients(self, model: nn.Module, step: int, rank: int) -> list[Array]:
+        """Return copies of a rank's gradients of what is trained; zeros where it has none."""
+        self.backward(model, step, rank)
+        trained = _trained(model)
+        copies = [p.xp.zeros_like(p.data) if p.grad is None else p.grad.copy() for p in trained]
+        model.zero_grad()
+        return copies
+
+    def of_ranks(self, model: nn.Module, step: int) -> list[list[Array]]:
+        return [self.gradients(model, step, rank) for rank in range(self.ranks)]
 
 
 def replay_compressed(training: Training, dense: Dense, optimizer: Callable) -> dict[str, Array]:
     """Return the weights after all steps, by name."""
-    model, steps, ranks, backward = training
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(training.model)
     rule, trained = optimizer(model.parameters()), _trained(model)
-    owed = [[0.0 for _ in trained] for _ in range(ranks)]
-    for step in range(steps):
-        of_ranks = [_gradients(model, trained, backward, step, r) for r in range(ranks)]
-        for i, p in enumerate(trained):
-            vs = [of_ranks[r][i].astype("float64") + owed[r][i] for r in range(ranks)]
-            p.grad, left = dense(vs, p, step)
-            for r in range(ranks):
-                owed[r][i] = left[r]
+    owed = [[0.0] * training.ranks for _ in trained]
+    for step in range(len(training.batches)):
+        gradients = zip(*training.of_ranks(model, step), strict=True)
+        for i, (p, of_ranks) in enumerate(zip(trained, gradients, strict=True)):
+            vs = [g.astype("float64") + e for g, e in zip(of_ranks, owed[i], strict=True)]
+            p.grad, owed[i] = dense(vs, p, step)
         rule.step()
         rule.zero_grad()
     return model.state()
@@ -132,8 +145,8 @@ def replay_local_sgd(training: Training, lr: float, every: int) -> dict[str, Arr
 
     The learning rate of local steps is lr times the number of ranks.
     """
-    model, steps, ranks, backward = training
-    model = copy.deepcopy(model)
+    steps, ranks = len(training.batches), training.ranks
+    model = copy.deepcopy(training.model)
     trained = _trained(model)
     for begin in range(0, steps, every):
         start = [p.data.copy() for p in trained]
@@ -144,7 +157,7 @@ def replay_local_sgd(training: Training, lr: float, every: int) -> dict[str, Arr
                 _set(p, x)
             sums = [p.xp.zeros_like(p.data) for p in trained]
             for step in range(begin, min(steps, begin + every)):
-                gradients = _gradients(model, trained, backward, step, r)
+                gradients = training.gradients(model, step, r)
                 sums = [total + g for total, g in zip(sums, gradients, strict=True)]
                 for p, g in zip(trained, gradients, strict=True):
                     _set(p, p.data - lr * ranks * g)
@@ -162,20 +175,18 @@ def replay_quantized_gather(
 
     In the shard of each rank, `block` neighbours are whole multiples of 1/127 of the largest.
     """
-    model, steps, ranks, backward = training
-    exact, coarse = copy.deepcopy(model), copy.deepcopy(model)
+    exact, coarse = copy.deepcopy(training.model), copy.deepcopy(training.model)
     rule = optimizer(exact.parameters())
-    for step in range(steps):
+    for step in range(len(training.batches)):
         for layer, rounded in zip(exact.layers, coarse.layers, strict=True):
-            for first, last in pairwise(split_ends(layer.home.size, ranks)):
+            for first, last in pairwise(split_ends(layer.home.size, training.ranks)):
                 for start in range(first, last, block):
                     w = layer.home.vector[start : min(start + block, last)]
                     level = abs(w).max() / LEVELS
                     whole = array_module(w).rint(w / level) if level > 0 else w
                     rounded.home.vector[start : start + len(w)] = whole * level + 0.0  # no -0.0
             rounded.home.changed()
-        of_ranks = [_gradients(coarse, _trained(coarse), backward, step, r) for r in range(ranks)]
-        for p, *parts in zip(_trained(exact), *of_ranks, strict=True):
+        for p, *parts in zip(_trained(exact), *training.of_ranks(coarse, step), strict=True):
             p.grad = reduce(add, parts)
         rule.step()
         rule.zero_grad()
@@ -196,8 +207,8 @@ def replay_diloco(
 
     outer  learning rate and momentum of the outer step
     """
-    (model, steps, ranks, backward), (lr, momentum) = training, outer
-    alone = [copy.deepcopy(model) for _ in range(ranks)]
+    ranks, (lr, momentum) = training.ranks, outer
+    alone = [copy.deepcopy(training.model) for _ in range(ranks)]
     rules = [inner(mine.parameters()) for mine in alone]
     layers = [[s.data for s in rule.slices] for rule in rules]  # of each rank
     common = [x.copy() for x in layers[0]]
@@ -210,9 +221,9 @@ def replay_diloco(
         for of_rank in layers:
             of_rank[i][...] = alpha * of_rank[i] + (1 - alpha) * common[i]
 
-    for t in range(1, steps + 1):
+    for t in range(1, len(training.batches) + 1):
         for r, (mine, rule) in enumerate(zip(alone, rules, strict=True)):
-            backward(mine, t - 1, r)
+            training.backward(mine, t - 1, r)
             rule.step()
             rule.zero_grad()
         for i, fragment in enumerate(homes):
@@ -243,14 +254,6 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _gradients(model, trained, backward: Backward, step: int, rank: int) -> list[Array]:
-    """Return copies of a rank's gradients; zeros where it has none."""
-    backward(model, step, rank)
-    copies = [p.xp.zeros_like(p.data) if p.grad is None else p.grad.copy() for p in trained]
-    model.zero_grad()
-    return copies
-
-
 def _set(p: nn.Parameter, value: Array) -> None:
     p.data[...] = value
     if p.home is not None:
@@ -266,15 +269,6 @@ def _signs(v: Array) -> Array:
 LR = 0.1
 inner = partial(optim.AdamW, lr=0.01)
 OUTER = 0.7, 0.9  # learning rate and momentum
-
-
-def training_of(case: Case, batches: list[Batch], ranks: int) -> Training:
-    """Return the training that a replay repeats: gradients of each rank's share of each batch."""
-
-    def again(model: nn.Module, step: int, rank: int) -> None:
-        loss_of(model, batches[step].share(rank, ranks)).backward()
-
-    return Training(case.model, len(batches), ranks, again)
 
 
 class Compressed(AtWork):
@@ -296,7 +290,7 @@ class Compressed(AtWork):
         limit: bool = False,
     ):
         batches = case.minibatches(minibatches or 0)
-        training = training_of(case, batches, group.size)
+        training = Training(case.model, batches, group.size)
         replay = partial(replay_compressed, training, replayed, momentum)
         make = partial(CompressedDataParallel, compress=compress)
         super().__init__(group, case, make, batches, replay, momentum)
@@ -344,7 +338,7 @@ def quantized(group: Group, case: Case, block: int = 1, minibatches: int | None 
     block  elements that share a scale: one that has its own keeps its value, up to rounding
     """
     batches = case.minibatches(minibatches or (0 if block == 1 else 1))
-    training = training_of(case, batches, group.size)
+    training = Training(case.model, batches, group.size)
     replay = partial(replay_quantized_gather, training, momentum, block)
     return AtWork(group, case, partial(Zero, stage=3, block=block), batches, replay, momentum)
 
@@ -399,7 +393,7 @@ class Rounds(AtWork):
     def __init__(
         self, group: Group, case: Case, batches: list[Batch], every: int, kind: type, **streams
     ):
-        training = training_of(case, batches, group.size)
+        training = Training(case.model, batches, group.size)
         replay = partial(replay_diloco, training, inner, every, OUTER, **streams)
         if kind is LocalSGD:
             replay = partial(replay_local_sgd, training, LR, every)
