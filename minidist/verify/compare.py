@@ -73,11 +73,12 @@ def by_parameter(got: list[dict], want: dict, bound: float = BOUND) -> dict[str,
     for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
         w = want.get(name)
         bar = (1.0 if w is None else scale(w, most)) or 1.0
-        rows = [(*_difference(g.get(name), w, ROUNDING * bar), r) for r, g in enumerate(got)]
-        rows.sort(key=lambda row: row[2] != "is missing")
-        off = max(row[0] for row in rows)
-        _, ratio, fault, rank = next((x for x in rows if not x[0] / bar <= bound), max(rows))
-        comparisons[name] = Comparison(off, off / bar, name, rank, ratio, fault, bound)
+        ranks = [(*_difference(g.get(name), w, ROUNDING * bar), r) for r, g in enumerate(got)]
+        ranks.sort(key=lambda of_rank: of_rank[2] != "is missing")
+        difference = max(of_rank[0] for of_rank in ranks)
+        _, ratio, fault, rank = next((x for x in ranks if not x[0] / bar <= bound), max(ranks))
+        error = difference / bar
+        comparisons[name] = Comparison(difference, error, name, rank, ratio, fault, bound)
     return comparisons
 
 

@@ -189,8 +189,8 @@ def _in_words(f: Finding, W: np.ndarray, cut: list[np.ndarray], parts: Shares) -
         return cause + where[0]
     messages = []
     for ranks, place in zip(groups.values(), where, strict=True):
-        there = "" if len(ranks) == len(f.got) else f"on {numbered('rank', ranks)} "
-        messages.append(f"{there}the sum {_counted(W[ranks[0]], cut)}{place}")
+        which = "" if len(ranks) == len(f.got) else f"on {numbered('rank', ranks)} "
+        messages.append(f"{which}the sum {_counted(W[ranks[0]], cut)}{place}")
     if len(groups) == 1 and len(cut) > V.shape[1] and (V[0] % 1).any() and np.ptp(V[0]):
         messages.append("as if each rank had scaled its share before the sum (clipped it?)")
     return "; ".join(messages)
