@@ -19,7 +19,7 @@ from tests.test_architecture import ROOT
         ("gradient", 350, 12),
         ("pipeline", 2100, 43),
         ("train", 5500, 87),
-        ("certificate", 3300, 47),
+        ("certificate", 3350, 47),
     ],
 )
 def test_a_trip_opens_no_more_than(trip, most_lines, most_files):
