@@ -1,4 +1,4 @@
-"""Attention on one device: to the same and to earlier positions, or to those of another sequence.
+"""Attention on one device: to the same and to earlier positions, or to another sequence.
 
     O = P V,  P = softmax(Q K^T / sqrt D) over positions s <= t      (Vaswani et al. 2017, eq. 1)
 
@@ -8,7 +8,7 @@ keeps one number per query, so that memory grows with T and not with T^2. Unlike
 saves memory, not traffic: on a GPU a block's scores are written and read again between kernels.
 `causal_attention` chooses. `PaddedAttention` has keys and values of another sequence, some of whose
 positions are padding. `document_attention` sees no other document of a window.
-Letters: B batch, T positions, S those of the other sequence, H heads, D head width, Z[B, H, T, 1] a
+Letters: B batch, T positions, S of the other sequence, H heads, D head width, Z[B, H, T, 1] a
 softmax's sum; K heads of keys and values, each read by G of the H query heads.
 """
 

@@ -1,4 +1,4 @@
-"""Parameter gradients that are computed later, those of several batches as one product.
+"""Parameter gradients that are computed later, several batches' gradients as one product.
 
 Another stage waits for dX, so backward computes it at once. dW may wait
 (`Tensor.backward(deferred=list)`), and several passes' deferred products can be computed as one:

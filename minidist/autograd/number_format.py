@@ -21,8 +21,8 @@ class EightBits:
     block     elements of a strip, and the side of a weight's block; None: one scale per array
     forward   the format of X and W
     gradient  the format of dY
-    share     given the largest |x| of this rank's array, returns that of the whole one: ranks that
-              hold parts of an array, or other examples, have one scale for it
+    share     given the largest |x| of this rank's array, returns the largest of the whole array:
+              ranks that hold parts of it, or other examples, have one scale for it
     ranks     the ranks that share one scale (parallel.share_scales)
     """
 

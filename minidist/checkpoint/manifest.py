@@ -10,7 +10,7 @@
 
 A file's key names a vector or an array in it; its entry says which elements of which global array
 these are (see nn.Slice). Every byte has a checksum: a file's header and each of its arrays, and the
-manifest, whose checksum is that of the rest of it.
+manifest, whose checksum covers the rest of it.
 
 "about" is what the saver says in addition. Its "run" is a list of names: of the run that saved, the
 last one, and before it of the runs that it has gone on from, each with the step of that checkpoint:

@@ -61,7 +61,7 @@ def read_object(path: Path) -> dict:
 def check_keys(path: Path, config: dict, function: dict, known: set[str], model: str) -> None:
     """Raise ValueError unless all keys are known, and the model computes what they ask for.
 
-    function  keys that choose what is computed, and the value of which the model computes it
+    function  keys that choose what is computed, each with the value that the model computes
     """
     for key in sorted(config, key=lambda key: key != "model_type"):  # the kind of model first
         value = config[key]

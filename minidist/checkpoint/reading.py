@@ -82,7 +82,7 @@ class Saved:
 
     @classmethod
     def newest(cls, folder: str | Path, step: int | None = None) -> "Saved":
-        """Return a folder's newest checkpoint, or that of a step; ValueError if there is none."""
+        """Return a folder's newest checkpoint, or a step's; ValueError if there is none."""
         checkpoints = manifest.whole_ones(manifest.place(folder))
         if not checkpoints:
             raise WrongInput(f"{folder} has no checkpoint; leave --resume out to begin one")

@@ -240,7 +240,7 @@ def settings_in(saved: Saved, defaults: Mapping) -> dict:
 
 
 def check_description(saved: Saved, description: Mapping, defaults: Mapping) -> None:
-    """Raise ValueError if a setting, or the data, is not that of the run that was saved."""
+    """Raise ValueError if a setting, or the data, differs from the run that was saved."""
     before = description_in(saved)
     if before is None:
         raise WrongInput(f"{saved.path} is not from `minidist train`; use checkpoint.load")

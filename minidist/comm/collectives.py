@@ -62,7 +62,7 @@ def tree(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:
 
         N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: reversed.
 
-    At distance d = 1, 2, 4, ... rank r sends its sum to r - d and is done, or adds that of r + d.
+    At distance d = 1, 2, 4, ... rank r sends its sum to r - d and is done, or adds rank r + d's.
     """
     N, r, distance = channel.size, channel.rank, 1
     while distance < N and not r & distance:

@@ -144,7 +144,7 @@ class Transfers(Protocol):
         """Give each array to its rank; return, by rank, the fresh one that each source gives.
 
         It does not compare: the ranks have met, and all call this. They are numbered as in the
-        group; `key` and `operation` are those of the call's messages.
+        group; the messages of the call have the same `key` and `operation`.
         """
 
 

@@ -7,7 +7,7 @@ which a rank has T/N; K heads of keys and values, each read by G of the H = K G 
     dKV[2, B, K, T, D]{+N}     -> reduce_scatter -> dKV[2, B, K, T/N, D]
 
 No product starts before the all_gather ends; a ring hides its hops behind products. In return a
-query meets all its keys at once: one softmax, no join, and any mask is that of one device. A rank
+query meets all its keys at once: one softmax, no join, and any mask is one device's. A rank
 keeps K and V of the whole sequence, 2 T K D numbers, few where queries are grouped.
 """
 

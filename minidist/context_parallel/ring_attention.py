@@ -17,7 +17,7 @@ sum and sends it on, and the last one sends it to the rank of K and V.
 
 Layouts: QKV[G + 2, B, K, T/N, D] -> O[B, H, T/N, D], the positions by any cut. A block is sent on
 before it is used, and a send never waits, so that the next transfer travels during the product. A
-rank skips keys that none of its queries sees, later ones and those of other documents, but still
+rank skips keys that none of its queries sees, later keys and keys of other documents, but still
 passes them on.
 """
 

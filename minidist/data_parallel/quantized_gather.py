@@ -7,9 +7,9 @@ qwZ. Letters: W.r the shard of rank r, cut into blocks of n elements; s bytes of
     travel     levels and scales:                  1 + s/n bytes an element
     all ranks  w' = scale level,                   |w' - w| <= scale / 2
 
-Every rank computes with w', also with that of its own shard; the gradient is exactly that at w'. It
+Every rank computes with w', also of its own shard; the gradient is exactly the one at w'. It
 updates w, which stays whole in its shard: so the errors of rounding do not add up over the steps.
-One scale for all would be that of the largest element: small blocks lose less, and send more.
+One scale for all would be the largest element's: small blocks lose less, and send more.
 """
 
 from numbers import Integral

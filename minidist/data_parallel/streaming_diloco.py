@@ -121,7 +121,7 @@ class StreamingDiLoCo(DiLoCo):
             start[...] = s.data
 
     def is_due(self, fragment: int, later: int = 0) -> bool:
-        """Return whether a fragment is sent after this step, or was so many steps ago."""
+        """Return whether a fragment is sent after this step, or was `later` steps ago."""
         first = (fragment + 1) * self.every // self.fragments
         return (self.rounds.steps - first - later) % self.every == 0
 

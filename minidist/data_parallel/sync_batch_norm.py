@@ -4,8 +4,8 @@ Peng et al., MegDet (CVPR 2018): batch normalisation across GPUs. One exchange o
 here: Zhang, https://hangzhang.org/blog/SynchronizeBN. Letters: C channels; count: numbers per
 channel in the whole batch.
 
-A rank's own mean and variance are those of a smaller batch: another model, with another gradient,
-which no average over ranks makes right. So every BatchNorm layer adds up over the ranks
+A rank's own mean and variance are of a smaller batch: another model, with another gradient, which
+no average over ranks makes right. So every BatchNorm layer adds up over the ranks
 
     forward    (count, sum X, sum X^2)  2 C + 1 numbers, float64    -> mean, variance
     backward   (sum dY, sum dY n)       2 C numbers                 -> dX of the whole batch

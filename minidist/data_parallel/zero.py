@@ -290,7 +290,7 @@ class ShardedLayers(ShardedCopies):
         self.need(k, k - 1)
 
     def need(self, k: int, then: int) -> None:
-        """Wait for layer k's weights; begin to gather those of layer `then`, if it is k's chunk's.
+        """Wait for layer k's weights; begin to gather layer `then`'s, if it is in k's chunk.
 
         A layer does not know which chunk runs next.
         """

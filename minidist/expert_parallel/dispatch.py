@@ -88,7 +88,7 @@ class Dispatch:
     trained: bool = True
 
     def __call__(self, experts: list[nn.Module], rows: Tensor, load: np.ndarray) -> Tensor:
-        """Run X[R, C], sorted by expert, through all experts; `experts` are those of this rank."""
+        """Run X[R, C], sorted by expert, through all experts; `experts` are this rank's."""
         pieces = [load[a:b] for a, b in pairwise(self.ends)]
         coming = np.stack(self.group.all_to_all(pieces, label="counts"))
         way = routes(load, coming, self.ends)

@@ -104,7 +104,7 @@ class ExpertParallel(Trainer):
             p.placement.spread = SPREAD
 
     def sum_gradients(self) -> None:
-        """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
+        """Sum over the ranks what is a partial sum: all gradients but the experts', and loads."""
         check_balance(self.model, self.group.size)
         experts = expert_parameters(self.model)
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
@@ -130,6 +130,6 @@ class ExpertParallel(Trainer):
         return sum_squares_over(counted, self.parameters(), own, self.group)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
-        """Return arrays for all parameters, given those of the parameters on this rank."""
+        """Return arrays for all parameters, given the arrays of the parameters on this rank."""
         mine = super().whole(own)
         return from_holders(mine, self.shapes, self.group)

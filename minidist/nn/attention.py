@@ -111,7 +111,7 @@ def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
 class GroupedQueryAttention(Module):
     """Y[B, T, C] = concat over H heads of softmax(Q K^T / sqrt D) V, times W_o; rotary positions.
 
-    The columns of `query` are [K, G, D], those of `key_value` [2, K, D]; there are no biases.
+    The columns of `query` are [K, G, D], and of `key_value` [2, K, D]; there are no biases.
 
     theta   base of the angles of rotary positions
     attend  (QKV[G + 2, B, K, T, D], randomness) -> O[B, H, T, D]: G queries, then keys and values

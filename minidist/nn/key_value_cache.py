@@ -207,7 +207,7 @@ def last_changed(model: Sequential) -> int:
 
 
 def check_weights(weights: Since, remedy: str) -> None:
-    """Raise ValueError if keys and values are those of other weights than the model's."""
+    """Raise ValueError if keys and values were computed with other weights than the model's."""
     if weights.behind():
         raise WrongInput(f"the weights have changed since this text was begun; {remedy}")
 

@@ -122,7 +122,7 @@ class MixtureOfExperts(Module):
               expert_width, which every rank has
     bias_rate u of BiasBalance; 0: experts are chosen by P alone
     groups, most_groups
-              the experts are so many equal runs, and a position chooses from the best most_groups
+              the experts are this many equal runs, and a position chooses from the best most_groups
               of them: see router.choose
     run_experts     (experts, X[R, C], rows per expert [E]) -> Y[R, C], rows sorted by expert
     run_positions   None, or what a strategy has in the place of `run_rows`
@@ -267,7 +267,7 @@ def mixtures(module: Module) -> Iterator[MixtureOfExperts]:
 
 
 def whole_sequences(chosen: np.ndarray, randomness: Randomness | None) -> np.ndarray:
-    """Return the choices as they are; ValueError if they are those of a part of each sequence."""
+    """Return the choices as they are; ValueError if they are of a part of each sequence."""
     positions = None if randomness is None else randomness.positions
     if positions is not None and not positions.whole:
         raise WrongInput(

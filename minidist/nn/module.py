@@ -157,7 +157,7 @@ class Module:
             p.load(new[name])
 
     def zero_grad(self) -> None:
-        """Drop all gradients, also those of parameters that no optimizer has."""
+        """Drop all gradients, also of parameters that no optimizer has."""
         for p in self.parameters():
             p.grad = None
 

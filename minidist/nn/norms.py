@@ -57,7 +57,7 @@ class BatchNorm(Module):
 
     The axes after C are the places of an example, such as H and W of an image; there may be none.
 
-    Mean and variance are those of the batch in training, and the running ones after `eval()`. They
+    Mean and variance are the batch's in training, and the running ones after `eval()`. They
     make the examples of a batch depend on each other: a strategy that splits a batch gives another
     gradient, unless it sums the statistics over ranks (data_parallel/sync_batch_norm.py).
 

@@ -88,7 +88,7 @@ def choose(scores: np.ndarray, k: int, groups: int = 1, most_groups: int = 1) ->
     DeepSeek-AI, DeepSeek-V3 (2024), section 2.1.2, node-limited routing: the experts are `groups`
     equal runs, and a position chooses from the best `most_groups` of them. A run is as good as the
     sum of its k / most_groups best experts. Where a run is on one host, a position's rows go to at
-    most so many hosts.
+    most `most_groups` hosts.
     """
     if most_groups < groups:
         B, T, E = scores.shape
@@ -219,7 +219,7 @@ class BiasBalance(Module):
         self.choices = self.load + np.bincount(chosen.reshape(-1), minlength=self.bias.size)
 
     def move(self) -> None:
-        """Raise the bias of experts below the mean load, lower that of those above."""
+        """Raise the biases of experts below the mean load; lower the biases of experts above it."""
         if self.begun != self.gradient_number() and self.choices.any():
             raise WrongInput(
                 f"the load of {self.name} belongs to a gradient that was dropped; call move_biases "

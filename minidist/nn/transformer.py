@@ -23,7 +23,7 @@ from minidist.rng import Randomness
 
 @dataclass(frozen=True)
 class Style:
-    """What the blocks of a Transformer are made of; by default those of GPT-2.
+    """What the blocks of a Transformer are made of; by default the parts of GPT-2.
 
     norm        (width, name=, dtype=) -> a norm
     attention   (width, heads, name=, seed=, dtype=) -> attention

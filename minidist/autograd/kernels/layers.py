@@ -1,6 +1,6 @@
 """The kernels of layers: activations, dropout, embeddings, layer norm; each beside its adjoint.
 
-A C text is beside its NumPy text; that of layer norm is functions.LayerNorm.
+A C text is beside its NumPy text; layer norm's NumPy text is functions.LayerNorm.
 """
 
 import math
@@ -135,7 +135,7 @@ def dropout(
 ) -> Callable[[Array], Array]:
     """Return the function X -> X keep / (1 - rate) of arrays X[B, ...]; it is its own adjoint.
 
-    The mask and the arguments after x are those of `Randomness.keep`. On a GPU the mask is hashed
+    The mask and the arguments after x are as in `Randomness.keep`. On a GPU the mask is hashed
     in each call, and is never in memory; the host sends only the indices of the examples, once.
 
     ValueError, on a GPU, for a window whose elements are not consecutive, and for positions of more

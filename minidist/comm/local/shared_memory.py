@@ -57,7 +57,7 @@ class SharedMemory:
 
     device   where it is
     nowhere  the place of an array that is not in it
-    stage    bytes of a stage: those of a few ranks fit the cache that cores share
+    stage    bytes of a stage: the stages of a few ranks fit the cache that cores share
     piece    bytes to be reduced at once: a piece of each of a few ranks' slices fits a core's cache
     xp       the module of its arrays
     """

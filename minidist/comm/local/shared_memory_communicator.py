@@ -259,7 +259,7 @@ class SharedMemoryCommunicator:
         and again for the next part of x. Between two such rounds only its rank touches a stage.
         """
         size, me = self.others + 1, self.me
-        step = max(1, memory.stage // x.itemsize // size) * size  # so slices add up to those of x
+        step = max(1, memory.stage // x.itemsize // size) * size  # so parts' slices make up x's
         stage = memory.empty(min(step, x.size), x.dtype)
         for low in range(0, x.size, step):
             part, total = x[low : low + step], result[low : low + step]
