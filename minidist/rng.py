@@ -52,9 +52,11 @@ def draws_for(seed: int, step: int, name: str, elements: Array) -> Array:
     return hash_uniform(digest(seed, "rounding", step, name), elements)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Randomness:
     """What a layer needs to know about the whole batch: pass it as `model(x, randomness)`.
+
+    A `Batch` (nn/datasets/batch.py) is one, with its inputs and targets.
 
     seed, step   integers; another step gives other masks. Seed None: an evaluation, which drops
                  nothing
@@ -82,7 +84,7 @@ class Randomness:
     documents: np.ndarray | None = None
     counted: np.ndarray | None = None
     total: float | None = None
-    copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    copies: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         examples = whole_numbers(self.examples, "indices of examples")

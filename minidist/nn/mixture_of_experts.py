@@ -218,7 +218,8 @@ class MixtureOfExperts(Module):
         k, E = self.top_k, p.shape[-1]
         scores = p if self.bias is None else p + self.bias.values
         chosen = choose(scores, k, self.groups, self.most_groups)
-        randomness = randomness or Randomness(0, 0, np.arange(len(p)))
+        if randomness is None:  # a Batch without examples is one, and is false
+            randomness = Randomness(0, 0, np.arange(len(p)))
         whole, routing = self.routed(chosen, E, randomness)
         total, counted = randomness.total_of(whole.counted), routing.counted
         scale = self.balance * E / np.maximum(1, total * k * whole.counted.sum(axis=1))

@@ -257,7 +257,7 @@ def loss_of(model: Module, part: Batch) -> Tensor:
     """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
     if is_recording():
         check_scale(model, part)
-    logits = model(part.inputs, part.randomness)
+    logits = model(part.inputs, part)
     loss = model.loss(logits, part.targets, reduction_size=part.total)
     return scaled(loss, part.loss_scale)
 

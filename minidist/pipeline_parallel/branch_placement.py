@@ -96,9 +96,7 @@ class Siamese(Trainer):
             value = self.model.loss(outputs, targets, reduction_size=reduction_size)
             return scaled(value, part.loss_scale)
 
-        value = forward_backward(
-            self.model, x, part.targets, self.group, loss, part.total, part.randomness
-        )
+        value = forward_backward(self.model, x, part.targets, self.group, loss, part.total, part)
         return 0.0 if value is None else value.item()
 
     def sum_squares(self, own: float | None = None) -> float:

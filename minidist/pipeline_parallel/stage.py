@@ -73,7 +73,7 @@ class Stage:
     def _run(self, x: Tensor | Array, micro_batch: Batch) -> Tensor:
         y = x if isinstance(x, Tensor) or x.dtype.kind in "iu" else Tensor(x)
         for layer in self.layers:
-            y = layer(y, micro_batch.randomness)
+            y = layer(y, micro_batch)
         if not isinstance(y, Tensor):
             raise WrongInput("no gradient passes a stage of tokens alone; give it the embedding")
         if self.last:

@@ -60,7 +60,7 @@ class Watched(Stage):
 
     def held(self):
         given = [x for part in self.batch for x in (part.inputs, part.targets)]
-        given += [part.randomness.examples for part in self.batch]
+        given += [part.examples for part in self.batch]
         given = [x.data if isinstance(x, Tensor) else x for x in given]
         given += [x for p in self.parameters() for x in (p.data, p.grad, p.grad_buffer)]
         excluded = {id(base_of(x)) for x in given if x is not None}

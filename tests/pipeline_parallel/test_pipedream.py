@@ -260,7 +260,7 @@ def test_a_replay_with_the_newest_versions_is_ordinary_training():
         model = copy.deepcopy(case.model)
         rule = adam(model.parameters())
         for part in stream:
-            logits = model(part.inputs, part.randomness)
+            logits = model(part.inputs, part)
             nn.cross_entropy(logits, part.targets, part.total).backward()
             rule.step(), rule.zero_grad()
         assert_same_bits(got, model.state())

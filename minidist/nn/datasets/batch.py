@@ -3,7 +3,7 @@
     batch = Batch(inputs, targets, seed, step, examples)
     mine = batch.share(rank, ranks)                     # neighbours; the first ranks may have more
     for part in mine.micro_batches(m):
-        loss = model.loss(model(part.inputs, part.randomness), part.targets, part.total)
+        loss = model.loss(model(part.inputs, part), part.targets, part.total)
 
 A part is a Batch that knows the whole one: how many targets count in all of it, which its loss is
 divided by, so that gradients of parts only have to be summed; and which examples these are, so that
@@ -12,8 +12,9 @@ same global indices in the same way, and keeps its own share.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from minidist.autograd import Tensor
 from minidist.autograd.losses import IGNORED, counted
 from minidist.backend import Array
 from minidist.errors import WrongInput
-from minidist.pieces import Positions
 from minidist.rng import Randomness, generator
 
 
@@ -127,84 +127,61 @@ class Sampler:
         return chain.from_iterable(map(self.epoch, count(number), starts))
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What a step learns from, or a part of it.
+@dataclass(frozen=True, eq=False, init=False, kw_only=True)
+class Batch(Randomness):
+    """What a step learns from, or a part of it, with what layers need to know of the whole batch.
 
-    inputs      tokens or floats [B, ...], an array or a tensor
-    targets     what the loss takes, [B, ...]
-    seed, step  of the dropout masks; seed None: no masks, in an evaluation
-    examples    global indices of the examples, [B]; by default 0, 1, ...
-    loss_scale  what multiplies the gradient, not the loss (see mixed_precision.py)
-    positions   of the sequence that the columns of inputs[B, T] are; None: all
-    documents   numbers of the documents that share the windows [B, T], see Randomness
-    total       number of targets that count in the whole batch; by default in this one
-    size        number of examples of the whole batch; by default of this one
-    counted     the positions that count in the balance of experts, [B, T] of whole sequences; by
-                default those whose targets count, if each position has one
-    cut         (tensor, rows): what a part's inputs are cut from, if they are a tensor
-    randomness  of these examples: pass it to the model
+    inputs       tokens or floats [B, ...], an array or a tensor
+    targets      what the loss takes, [B, ...]
+    seed, step   of the dropout masks; seed None: no masks, in an evaluation
+    examples     global indices of the examples, [B]; by default 0, 1, ...
+    cut          (tensor, rows): what a part's inputs are cut from, if they are a tensor
+    of_the_batch the other fields of Randomness. By default `batch` and `total` are this one's, and
+                 where each position of a whole sequence has a target, `counted` are the positions
+                 whose targets count
     """
 
     inputs: Tensor | Array
     targets: Array
-    seed: int | None = 0
-    step: int = 0
-    examples: np.ndarray = None  # type: ignore[assignment]  # __post_init__ replaces None
-    loss_scale: float = 1.0
-    positions: Positions | None = None
-    total: float = None  # type: ignore[assignment]  # __post_init__ replaces None
-    size: int | None = None
-    documents: np.ndarray | None = None
-    counted: Array | None = None
-    cut: tuple[Tensor, np.ndarray] | None = None
-    randomness: Randomness = field(init=False, repr=False)
+    total: float  # a Batch always knows it
+    cut: tuple[Tensor, np.ndarray] | None
 
-    def __post_init__(self) -> None:
-        examples = example_indices(self.inputs, self.targets, self.examples)
-        size = len(examples) if self.size is None else self.size
-        total = counted(self.targets) if self.total is None else self.total
-        in_balance, integers = self.counted, self.targets.dtype.kind in "iu"
-        if in_balance is None and self.positions is None and integers and self.targets.ndim == 2:
-            in_balance = self.targets != IGNORED
-        randomness = Randomness(
-            self.seed,
-            self.step,
-            examples,
-            size,
-            positions=self.positions,
-            loss_scale=self.loss_scale,
-            documents=self.documents,
-            counted=in_balance,
-            total=total,
-        )
-        derived = {
-            "examples": examples,
-            "total": total,
-            "size": size,
-            "counted": in_balance,
-            "documents": randomness.documents,
-            "randomness": randomness,
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+    def __init__(
+        self,
+        inputs: Tensor | Array,
+        targets: Array,
+        seed: int | None = 0,
+        step: int = 0,
+        examples: np.ndarray | None = None,
+        loss_scale: float = 1.0,
+        cut: tuple[Tensor, np.ndarray] | None = None,
+        **of_the_batch: Any,
+    ):
+        vars(self).update(inputs=inputs, targets=targets, cut=cut)  # it is frozen
+        examples = example_indices(inputs, targets, examples)
+        fields = {name: value for name, value in of_the_batch.items() if value is not None}
+        fields.setdefault("batch", len(examples))
+        if "total" not in fields:
+            fields["total"] = counted(targets)
+        position_each = targets.dtype.kind in "iu" and targets.ndim == 2
+        if position_each and not fields.keys() & {"counted", "positions"}:
+            fields["counted"] = targets != IGNORED
+        super().__init__(seed, step, examples, loss_scale=loss_scale, **fields)
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return the part with these rows."""
-        own: dict = {"examples": self.examples[rows], "targets": self.targets[rows]}
+        part: dict[str, Any] = {
+            name: None if (array := getattr(self, name)) is None else array[rows]
+            for name in ("targets", "examples", "documents", "counted")
+        }
         if isinstance(self.inputs, Tensor):
             # Parts of a part share no graph, which the first one's backward would free.
             whole, at = self.cut or (self.inputs, np.arange(len(self)))
-            own |= {"inputs": whole[at[rows]], "cut": (whole, at[rows])}
-        else:
-            own["inputs"] = self.inputs[rows]
-        for name in ("documents", "counted"):
-            numbers = getattr(self, name)
-            own[name] = None if numbers is None else numbers[rows]
-        return replace(self, **own)
+            return replace(self, inputs=whole[at[rows]], cut=(whole, at[rows]), **part)
+        return replace(self, inputs=self.inputs[rows], **part)
 
     def share(self, rank: int, ranks: int) -> "Batch":
         """Return one rank's part, as even as can be, perhaps empty."""

@@ -27,7 +27,7 @@ def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None)
     numbers  under which the model draws their masks; by default their places in the batch
     """
     model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
-    outputs = model(x, case.batch.rows(rows if numbers is None else numbers).randomness)
+    outputs = model(x, case.batch.rows(rows if numbers is None else numbers))
     case.loss(outputs, case.targets[rows], reduction_size=case.total).backward()
     gradients = collect(model, x)
     if INPUT in gradients:

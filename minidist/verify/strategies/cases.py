@@ -70,7 +70,7 @@ class Case:
 
     def whole_loss(self, model: nn.Module, x: Tensor | np.ndarray) -> Tensor:
         """Return the loss on one device; ValueError where inputs and targets do not agree."""
-        return self.loss(model(x, self.batch.randomness), self.targets)
+        return self.loss(model(x, self.batch), self.targets)
 
     def to(self, device: str) -> "Case":
         """Return the same case with the model and all arrays on a device; itself on the host."""

@@ -139,7 +139,7 @@ def _forward_backward(stages: list[list[nn.Module]], minibatch: Batch, loss: Cal
         begin = x if not ends else Tensor(x.data, requires_grad=True)
         x = begin if isinstance(begin, Tensor) or begin.dtype.kind in "iu" else Tensor(begin)
         for layer in layers:
-            x = layer(x, minibatch.randomness)
+            x = layer(x, minibatch)
         ends.append((begin, x))
     grad = None
     ends[-1] = ends[-1][0], loss(x, minibatch.targets, reduction_size=minibatch.total)
