@@ -99,7 +99,8 @@ class Hybrid(Trainer):
         **options,
     ):
         check_axes(mesh, model, split_sequence, ep)
-        check_zero(zero, shards, model, ep, split_sequence, options.get("recompute", False))
+        if zero != 0 or shards is not None:
+            check_zero(zero, shards, model, ep, split_sequence, options.get("recompute", False))
         self.scales = share_scales_of_stage(model, mesh)
         same = check_replicas(model, mesh.group, check_weights, loads=True)
         shapes = shapes_of(model)
@@ -120,7 +121,8 @@ class Hybrid(Trainer):
         options |= {"loss": loss, "check_weights": False}
         options["sums"] = self.sum_gradients if zero < 2 else None
         self.pipeline = Pipeline(parts, mesh.pp, schedule, micro_batches, **options)
-        check_whole_backward(self.pipeline.programs, zero)
+        if zero > 1:
+            check_whole_backward(self.pipeline.programs, zero)
         super().__init__(self.pipeline.model, mesh.group, shapes, same, self.pipeline.m)
         self.batches = self.pipeline.batches
         self.batches.drop = self.drop
@@ -146,8 +148,8 @@ class Hybrid(Trainer):
         runs, experts = [], set(self.experts)
         for layer in self.model.layers:
             for group, is_expert in (self.replicas, False), (self.same_experts, True):
-                own = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
-                runs += [(run, group) for run in flat_slices(own)]
+                copied = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
+                runs += [(run, group) for run in flat_slices(copied)]
         return runs
 
     @property
@@ -267,8 +269,7 @@ def check_zero(
 
 def check_whole_backward(programs: list[list[Action]], zero: int) -> None:
     """Raise ValueError if weights' gradients come apart from the backward that they belong to."""
-    halves = any(isinstance(action, BackwardInput) for program in programs for action in program)
-    if zero > 1 and halves:
+    if any(isinstance(action, BackwardInput) for program in programs for action in program):
         raise WrongInput(
             f"zero={zero} sums a layer's gradient when backward leaves the layer, and this "
             "schedule computes it later; use zero=1, or 1f1b, gpipe, interleaved or looped_bfs"

@@ -19,7 +19,8 @@ from functools import cache
 from minidist.comm import Cluster, Group
 from minidist.data_parallel.zero_layers import bytes_of
 from minidist.pipeline_parallel.actions import last_stage
-from minidist.pipeline_parallel.partition import counted_costs, cut_of
+from minidist.pipeline_parallel.holders import cut_of
+from minidist.pipeline_parallel.partition import counted_costs
 from minidist.planning.simulator import simulate
 from minidist.verify.equivalence import find
 from minidist.verify.strategies import Case

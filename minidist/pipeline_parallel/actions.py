@@ -127,7 +127,7 @@ RECEIVES = {receive: send for send, receive in SENDS.items()}
 
 
 def other_end(transfer: Transfer, rank: int) -> Transfer:
-    """Return what the peer does while `rank` does this."""
+    """Return the peer's end of this transfer of `rank`."""
     kind = SENDS.get(type(transfer)) or RECEIVES[type(transfer)]
     return kind(transfer.micro_batch, transfer.peer_chunk, rank, transfer.chunk)
 
@@ -187,8 +187,8 @@ def looped(p: int, chunks: int = 1) -> list[list[int]]:
 def placement_of(programs: list[list[Action]]) -> list[list[int]]:
     if isinstance(programs, Programs):
         return programs.placement
-    own = [a.chunk for program in programs for a in program if isinstance(a, Action)]
-    chunks = 1 + max(own, default=0)
+    used = [a.chunk for program in programs for a in program if isinstance(a, Action)]
+    chunks = 1 + max(used, default=0)
     if len(programs) * chunks > MOST_STAGES:
         raise WrongInput(f"chunk {chunks - 1} would be of more than {MOST_STAGES} stages")
     return looped(len(programs), chunks)

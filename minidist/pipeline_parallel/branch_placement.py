@@ -185,7 +185,7 @@ def shared_parameters(model: nn.Siamese) -> list[Parameter]:
 
 
 def own_parameters(model: nn.Siamese, group: Group) -> list[Parameter]:
-    """Return what this rank updates: the shared parameters, and on rank 0 the join's."""
+    """Return the parameters that this rank updates: the shared ones, and on rank 0 the join's."""
     check_branches(model, group)
     return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
 

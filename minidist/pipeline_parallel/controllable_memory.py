@@ -139,7 +139,7 @@ class Rank:
         self.plan = {key: range(at, at + INTERVAL * m, INTERVAL) for key, at in starts}
 
     def choose(self, done: set[tuple]) -> Action | None:
-        """Return what to do in this unit of time, or None: wait."""
+        """Return the action of this unit of time, or None: wait."""
         forwards = [self.plan[Forward, chunk] for chunk in (0, 1)]
         last = BackwardWeight if not any(forwards) else None  # the kind that waits for all others
         due = sorted((key[0] is last, times[0], key) for key, times in self.plan.items() if times)

@@ -25,8 +25,21 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
 )
-from minidist.pipeline_parallel.reduction import NO_SUMS, Sums
 from minidist.pipeline_parallel.stage import Stage
+
+
+class Sums:
+    """What R begins: nothing, where no other rank has copies of the stages (see reduction.py)."""
+
+    def begin(self, stage: Stage) -> None: ...
+
+    def within(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None: ...
+
+
+NO_SUMS = Sums()
 
 
 def execute(

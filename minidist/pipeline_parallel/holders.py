@@ -5,21 +5,36 @@ are not trained here, and their parameters say so. Before the first batch the ra
 they have made.
 """
 
+from itertools import accumulate, pairwise, starmap
+
 from minidist import nn
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.parallel import check_same_weights, check_statistics
+from minidist.pipeline_parallel.actions import equal_lengths
 
 ELSEWHERE = "another rank trains it; use state() and load_state() of the pipeline or Hybrid"
 
 
+def cut_of(layers: int, stages: int, cut: list[range] | None = None) -> list[range]:
+    """Return this cut if it is valid; by default, stages with equal numbers of layers."""
+    if cut is None:
+        ends = [0, *accumulate(equal_lengths(layers, stages))]
+        return list(starmap(range, pairwise(ends)))
+    if [i for part in cut for i in part] != list(range(layers)) or len(cut) != stages:
+        raise WrongInput(
+            f"{cut} does not cut {layers} layers into {stages} contiguous stages, in order"
+        )
+    return cut
+
+
 def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
     """Return {parameter name: the stages that hold it}, in global order; a tied one has several."""
-    found: dict[str, list[int]] = {name: [] for name in model.named_parameters()}
+    stages_of: dict[str, list[int]] = {name: [] for name in model.named_parameters()}
     for stage, part in enumerate(cut):
         for name in dict.fromkeys(n for i in part for n in model.layers[i].named_parameters()):
-            found[name].append(stage)
-    return found
+            stages_of[name].append(stage)
+    return stages_of
 
 
 def shared_groups(
@@ -39,18 +54,18 @@ def shared_groups(
 
 
 def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.Sequential:
-    """Return this rank's layers as a model; mark the other parameters as held elsewhere.
+    """Make a model of this rank's layers; mark the other parameters as held elsewhere.
 
     spread  what the parameters are spread over, in words (see nn.Parameter)
     """
-    own = nn.Sequential(layers)
-    mine = own.named_parameters()
+    part = nn.Sequential(layers)
+    mine = part.named_parameters()
     for name, p in model.named_parameters().items():
         if name in mine:
             p.placement.spread = spread
         else:
             p.placement.elsewhere = ELSEWHERE
-    return own
+    return part
 
 
 def check_alike(

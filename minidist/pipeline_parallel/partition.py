@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate
 
 from minidist.autograd import (
     Function,
@@ -34,7 +34,7 @@ from minidist.errors import WrongInput
 from minidist.events import Clock
 from minidist.nn import Module
 from minidist.pieces import computed_scores
-from minidist.pipeline_parallel.actions import check_lengths, equal_lengths
+from minidist.pipeline_parallel.actions import check_lengths
 from minidist.rng import Randomness
 
 Cost = int | float | Fraction
@@ -63,18 +63,6 @@ def partition(costs: Sequence[Cost], p: int) -> list[range]:
     _, lengths = best[0]
     ends = accumulate(lengths)
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-
-
-def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[range]:
-    """Return the given cut if it is valid; by default, stages with equal numbers of layers."""
-    if given is None:
-        ends = [0, *accumulate(equal_lengths(layers, stages))]
-        return list(starmap(range, pairwise(ends)))
-    if [i for part in given for i in part] != list(range(layers)) or len(given) != stages:
-        raise WrongInput(
-            f"{given} does not cut {layers} layers into {stages} contiguous stages, in order"
-        )
-    return given
 
 
 def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ...]) -> _Cut:

@@ -47,10 +47,9 @@ from minidist.pipeline_parallel.actions import (
     micro_batches_of,
 )
 from minidist.pipeline_parallel.communication import add_communication, add_reductions
-from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import check_alike, shared_groups, take_over
-from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, Sums
+from minidist.pipeline_parallel.executor import NO_SUMS, Sums, execute
+from minidist.pipeline_parallel.holders import check_alike, cut_of, shared_groups, take_over
+from minidist.pipeline_parallel.reduction import OverlappedSums
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 
@@ -159,8 +158,8 @@ class Pipeline(Trainer):
     def run_forward(self, batch: list[Batch]) -> Array:
         """Run the forward passes of the programs alone; return this rank's loss."""
         kinds = Forward | RecvActivation | SendActivation
-        own = self.programs[self.group.rank]
-        program: list[Action] = [action for action in own if isinstance(action, kinds)]
+        whole = self.programs[self.group.rank]
+        program: list[Action] = [action for action in whole if isinstance(action, kinds)]
         with self.batches.forward_alone():
             loss = self.run_program(program, batch)
             for stage in self.stages:

@@ -21,21 +21,8 @@ from minidist.backend import Array
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.pipeline_parallel.actions import Action, Reduce
+from minidist.pipeline_parallel.executor import Sums
 from minidist.pipeline_parallel.stage import Stage
-
-
-class Sums:
-    """What R begins: nothing, where no other rank has copies of the stages."""
-
-    def begin(self, stage: Stage) -> None: ...
-
-    def within(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None: ...
-
-
-NO_SUMS = Sums()
 
 
 class OverlappedSums(Sums):

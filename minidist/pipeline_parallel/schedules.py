@@ -90,7 +90,7 @@ def order_of(
     chunks: int | None = None,
     **options,
 ) -> Programs:
-    """Return what a `Pipeline` of p ranks runs: a schedule by its name, or your own programs.
+    """Return the programs of a `Pipeline` of p ranks: a schedule by its name, or your own ones.
 
     micro_batches, chunks  of a name, by default 4 and 1; own programs have them, so that a number
                            given here is only compared

@@ -147,7 +147,7 @@ def write(programs: list[list[Action]], path: str | os.PathLike, format: str = "
 
 
 def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
-    """Return what `write` writes."""
+    """Return the text that `write` saves."""
     check_name("format", format, FORMATS)
     if not programs:
         raise WrongInput("there is no program for any rank, so there is nothing to write")

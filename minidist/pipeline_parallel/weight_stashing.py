@@ -35,8 +35,7 @@ from minidist.parallel.trainer import STAGES_SENT, WholeBatches
 from minidist.pipeline_parallel.actions import Programs, last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import check_alike, check_untied, take_over
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import check_alike, check_untied, cut_of, take_over
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
 from minidist.pipeline_parallel.stage import Stage
 

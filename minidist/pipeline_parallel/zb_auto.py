@@ -179,14 +179,17 @@ def zb_auto(
 
 
 def line_of(p: int, m: int, *times) -> Line:
-    """Return what is given, in whole numbers: exact, so that equal orders tie, and fast."""
+    """Scale the given times to whole numbers: exact, so that equal orders tie, and fast."""
     *stages, latency = times
-    stages = [list(given) if hasattr(given, "__len__") else [given] * p for given in stages]
-    for given in stages:
-        if len(given) != p:
-            raise WrongInput(f"{len(given)} durations for {p} stages; give one number, or {p}")
-    stages, latency = [[_exact(t) for t in given] for given in stages], _exact(latency)
-    unit = lcm(latency.denominator, *(t.denominator for given in stages for t in given))
+    stages = [
+        list(durations) if hasattr(durations, "__len__") else [durations] * p
+        for durations in stages
+    ]
+    for durations in stages:
+        if len(durations) != p:
+            raise WrongInput(f"{len(durations)} durations for {p} stages; give one number, or {p}")
+    stages, latency = [[_exact(t) for t in durations] for durations in stages], _exact(latency)
+    unit = lcm(latency.denominator, *(t.denominator for durations in stages for t in durations))
     whole = ([int(t * unit) for t in stage] for stage in zip(*stages, strict=True))
     return Line([dict(zip("FIW", t, strict=True)) for t in whole], m, int(latency * unit))
 

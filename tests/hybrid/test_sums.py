@@ -17,7 +17,8 @@ from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Reduce
-from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums
+from minidist.pipeline_parallel.executor import NO_SUMS
+from minidist.pipeline_parallel.reduction import OverlappedSums
 from minidist.rng import generator
 from minidist.verify import equivalence
 from minidist.verify.equivalence import find

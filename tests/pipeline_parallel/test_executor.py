@@ -23,8 +23,7 @@ from minidist.pipeline_parallel.actions import (
     last_stage,
     updates,
 )
-from minidist.pipeline_parallel.executor import execute, steps
-from minidist.pipeline_parallel.reduction import Sums
+from minidist.pipeline_parallel.executor import Sums, execute, steps
 from tests.strategies import arrays, every_program, linear_extensions
 
 

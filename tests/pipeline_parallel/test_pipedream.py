@@ -16,7 +16,7 @@ from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import cut_of
 from minidist.verify.strategies import Case
 from minidist.verify.strategies.pipedream import replay
 from tests import causes

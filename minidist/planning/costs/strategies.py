@@ -15,8 +15,7 @@ from minidist.autograd import Tensor, no_grad
 from minidist.errors import WrongInput
 from minidist.nn import Parameter
 from minidist.pipeline_parallel.actions import Programs, last_stage
-from minidist.pipeline_parallel.holders import holders
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import cut_of, holders
 from minidist.planning.costs.zero import zero_passes
 
 

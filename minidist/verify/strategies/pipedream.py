@@ -21,7 +21,7 @@ from minidist.nn.flat_parameters import FlatParameters
 from minidist.parallel import fingerprint, from_holders
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import cut_of
 from minidist.planning.costs import strategies as costs
 from minidist.planning.pipedream import options_of, pipedream
 from minidist.verify.strategies.cases import Case, collect, stream_cases

@@ -10,8 +10,8 @@ from minidist import nn
 from minidist.autograd import Tensor, recompute
 from minidist.autograd.recomputation import kept_bytes
 from minidist.observe.costs import measure_costs
+from minidist.pipeline_parallel.holders import cut_of as cut_in_equal_numbers
 from minidist.pipeline_parallel.holders import holders
-from minidist.pipeline_parallel.partition import cut_of as cut_in_equal_numbers
 from minidist.planning import Machine, Plan, TransformerSize, memory, seconds, traffic
 from minidist.planning.costs.memory import korthikanti, korthikanti_bytes, micro_batch, minidist
 from minidist.planning.costs.stages import cut_of, layer_parameters

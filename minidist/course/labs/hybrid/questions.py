@@ -15,8 +15,7 @@ from minidist.course.labs.hybrid import probes
 from minidist.course.question import Questions, Random, ask, ints
 from minidist.errors import plural
 from minidist.pipeline_parallel import programs
-from minidist.pipeline_parallel.holders import holders
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import cut_of, holders
 from minidist.verify.strategies.cases import random_weights
 
 Shape = tuple[int, int, int]

@@ -18,7 +18,7 @@ from minidist.errors import Deadlock, plural
 from minidist.observe import timeline
 from minidist.pipeline_parallel import add_communication, programs
 from minidist.pipeline_parallel.actions import Programs, Transfer
-from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.holders import cut_of
 from minidist.planning import simulate
 
 
