@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import pairwise
 
 from minidist import __version__
-from minidist.cli.parser import Parser
+from minidist.cli.options import Parser
 from minidist.errors import CommTimeout, RankFailed, WrongInput, is_wrong_input
 
 COMMANDS = {  # what each does; `plan` is the class PlanCommand of plan.py
@@ -91,8 +91,8 @@ def _main(arguments: list[str]) -> int:
         parser.error("COMMAND is missing; `minidist --help` lists the commands")
     try:
         with _interruptible():
-            given = parser_of(first.command).parse_args(first.arguments, first)
-            status = _checked(given.command_type.made_of(given)).run()
+            parsed = parser_of(first.command).parse_args(first.arguments, first)
+            status = _checked(parsed.command_type.made_of(parsed)).run()
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:

@@ -1,4 +1,7 @@
-"""Options of commands: the fields of a dataclass. Each number has a bound, with its reason.
+"""Options of commands: the fields of a dataclass, and their parser.
+
+Each number has a bound, with its reason. An error of the parser is two lines and has the nearest
+name; its help has examples.
 
 class ExploreCommand(Command):
     '''Serve pages to a browser on this machine.'''              # the command's description
@@ -8,16 +11,64 @@ class ExploreCommand(Command):
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from itertools import takewhile
+from typing import Any, ClassVar, NoReturn, Self
 
-from minidist.errors import WrongInput
+from minidist.errors import WrongInput, nearest, unknown
 from minidist.training import settings
 from minidist.training.settings import Bound
 
 EXACT = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviated options: a new option changes the meaning of no script.
+
+    examples  command lines, the end of the help
+    """
+
+    def __init__(self, examples: Collection[str] = (), **more):
+        super().__init__(**{"allow_abbrev": False} | more)
+        self.examples = examples
+
+    def format_help(self) -> str:
+        if not self.examples:
+            return super().format_help()
+        return "\n  ".join([f"{super().format_help()}\nexamples:", *self.examples]) + "\n"
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` describes what it takes\n")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse; what is left is an error, here and in a command's actions."""
+        self._refuse_unknown(args or ())
+        options, left = super().parse_known_args(args, namespace)
+        if left:
+            named = [a.option_strings for a in self._actions if a.choices and left[0] in a.choices]
+            meant = next((f"; did you mean {names[0]} {left[0]}?" for names in named if names), "")
+            self.error(f"unrecognized arguments: {shlex.join(left)}{meant}")
+        return options, left
+
+    def _refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Refuse an unknown option before its value is taken for something else."""
+        options = self._option_string_actions
+        if any(x.nargs in (argparse.PARSER, argparse.REMAINDER) for x in self._actions):
+            # What comes after them is the command's.
+            arguments = [*takewhile(lambda argument: argument.startswith("-"), arguments)]
+        for argument in takewhile("--".__ne__, arguments):
+            name = argument.partition("=")[0]
+            if argument.startswith("--") and name not in options:
+                near = nearest(name, options)
+                self.error(f"unknown option {name}{f'; did you mean {near}?' if near else ''}")
+
+    def _check_value(self, action: argparse.Action, value) -> None:
+        """Replace argparse's list of choices by one that begins with the nearest."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown("name", value, list(action.choices)))
 
 
 def option_of(name: str) -> str:
@@ -80,7 +131,7 @@ class Command:
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options to a parser; its arguments then make a command: given.command_type."""
+        """Add the options to a parser; its arguments then make a command: command_type."""
         parser.description = " ".join((cls.__doc__ or "").split())
         parser.set_defaults(command_type=cls)
         options = cls.options()
@@ -96,13 +147,14 @@ class Command:
                 group.add_argument(name if positional else option_of(name), **options[name])
 
     @classmethod
-    def made_of(cls, given: argparse.Namespace) -> Self:
-        """Return the command with the options that were given."""
-        command = cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.init})
+    def made_of(cls, parsed: argparse.Namespace) -> Self:
+        """Return the command with the options that were parsed."""
+        values = {each.name: getattr(parsed, each.name) for each in fields(cls) if each.init}
+        command = cls(**values)
         command.asked = {
             name: value
             for name, how in cls.options().items()
-            if (value := getattr(given, name)) != how.get("default")
+            if (value := getattr(parsed, name)) != how.get("default")
         }
         return command
 

@@ -13,8 +13,14 @@ import numpy as np
 
 from minidist import nn
 from minidist.backend import check_device
-from minidist.checkpoint import Keep, Saved
-from minidist.checkpoint.run_checkpoints import description_in
+from minidist.checkpoint import Keep, Saved, manifest
+from minidist.checkpoint.run_checkpoints import (
+    DESCRIPTION,
+    changes,
+    description_in,
+    settings_in,
+    steps_done_and_next,
+)
 from minidist.checkpoint.writing import MOST_STEPS
 from minidist.cli.options import (
     DEVICE,
@@ -41,9 +47,9 @@ from minidist.training.elastic import train_elastic
 from minidist.training.kinds import KINDS, MODELS, Data, kind_of, load, model_of
 from minidist.training.loop import train, warm_up_and_decay
 from minidist.training.presets import PRESETS, chosen
-from minidist.training.resume import first_step_and_remarks
 from minidist.training.servers import plan_in_words, traffic_in_words, train_with_servers
-from minidist.training.settings import OF_MESHES, OF_SERVERS, Settings, mesh_in_words
+from minidist.training.settings import DEFAULTS, OF_MESHES, OF_SERVERS, Settings, mesh_in_words
+from minidist.training.setup import description
 from minidist.training.translation import translate
 from minidist.verify.certificate import certify, replayed
 from minidist.verify.compare import BOUND
@@ -188,7 +194,8 @@ class TrainCommand(Command):
         keep, data = self.keep(), self.read_data(settings)
         if self.plot is not None:
             check_path(self.plot, "a plot", FIGURES)
-        first, remarks = first_step_and_remarks(keep, data, settings)
+        start = (0, []) if keep is None else first_step_and_remarks(keep, data, settings)
+        first, remarks = start
         if remarks:
             print("; ".join(remarks))
         model = model_of(data, settings)
@@ -219,26 +226,26 @@ class TrainCommand(Command):
             self.refuse([*OF_SERVERS[1:], "replay"], alone)
         else:
             for name, why in NOT_WITH_SERVERS.items():
-                words = f"do not go together: {why}; leave one of them out"
-                self.refuse([name], f"--servers and {{}} {words}")
+                conflict = f"do not go together: {why}; leave one of them out"
+                self.refuse([name], f"--servers and {{}} {conflict}")
         values = {each.name: asked[each.name] for each in fields(Settings) if each.name in asked}
         dp = data_parallel_ranks(self.ranks, values, default)
         return Settings(**KINDS[self.data].defaults | values | {"dp": dp})
 
     def read_data(self, settings: Settings) -> Data:
-        """Return what to learn; ValueError if an option is of other data."""
+        """Read the data to learn; ValueError if an option is of other data."""
         kind, before = KINDS[self.data], {}
         for name, other in KINDS.items():
             if name != self.data:
-                words = f"is an option of --data {name}, and --data {self.data} learns {kind.unit}"
-                self.refuse(other.options, f"{{}} {words}; leave one of the two out")
+                owner = f"is an option of --data {name}, and --data {self.data} learns {kind.unit}"
+                self.refuse(other.options, f"{{}} {owner}; leave one of the two out")
         if self.resumes and self.checkpoint is not None:
             saved = Saved.newest(self.checkpoint, self.resume_from)
             before = (description_in(saved) or {}).get("data", {})
         return kind.read(settings, before, **{name: self.asked.get(name) for name in kind.options})
 
     def keep(self) -> Keep | None:
-        """Return where to save and what to go on from; ValueError if a folder is missing."""
+        """Return the folder to save in and to go on from; ValueError if one is missing."""
         if self.checkpoint is None:
             for name, why in NEED_A_FOLDER.items():
                 self.refuse([name], f"{{}} needs --checkpoint FOLDER, {why}")
@@ -316,6 +323,31 @@ class TrainCommand(Command):
             f"allowed {BOUND:.0e}"
         )
         return 0 if row["ok"] else 1
+
+
+def first_step_and_remarks(keep: Keep, data: Data, settings: Settings) -> tuple[int, list[str]]:
+    """Return the first step of a run; in words what it goes on from, if it does."""
+    run = description(data, settings)
+    saved = keep.saved(run, DEFAULTS)
+    if not saved:
+        return 0, []
+    grows = changes(saved.about[DESCRIPTION], run)
+    _, first = steps_done_and_next(saved, grows)
+    saved.check()
+    remarks = [f"goes on after step {saved.step}, from {saved.path}"]
+    newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
+    if newer:
+        remarks.append(f"newer ones ({', '.join(newer)}) are renamed to aside-*")
+    remarks += grows
+    before = settings_in(saved, DEFAULTS)
+    if first >= settings.steps:
+        remarks.append(f"no update is left of --steps {settings.steps}")
+    elif not grows and before["steps"] != settings.steps:
+        last = before["lr"] * warm_up_and_decay(first - 1, before["steps"])
+        rate = settings.lr * warm_up_and_decay(first, settings.steps)
+        by = f"--steps {settings.steps}, not {before['steps']}"
+        remarks.append(f"{by}: the learning rate goes on with {rate:.1e}, after {last:.1e}")
+    return first, remarks
 
 
 def data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:

@@ -135,11 +135,11 @@ def exchange(x: Array, group: Group, cut: int, joined: int) -> Array:
 
 def checked(whole: Array, part: Array, group: Group, axis: int) -> Array:
     """Return the whole if backward would cut it into the same parts; else raise ValueError."""
-    held, ends = part.shape[axis], split_ends(whole.shape[axis], group.size)
-    own = ends[group.rank + 1] - ends[group.rank]
-    if held != own:
+    length, ends = part.shape[axis], split_ends(whole.shape[axis], group.size)
+    equal = ends[group.rank + 1] - ends[group.rank]
+    if length != equal:
         raise WrongInput(
-            f"rank {group.rank} holds {held} of {ends[-1]} along axis {axis}, not {own}; "
+            f"rank {group.rank} holds {length} of {ends[-1]} along axis {axis}, not {equal}; "
             "use parts as equal as can be, the larger first, as `scatter` gives"
         )
     return whole

@@ -50,18 +50,18 @@ def check_same_state(state: dict[str, Array], group: Group) -> None:
     """
     if group.size == 1:
         return
-    own = np.array([fingerprint(name, array) for name, array in state.items()], np.uint64)
+    hashes = np.array([fingerprint(name, array) for name, array in state.items()], np.uint64)
     apart = group.split(0)
-    counts = apart.all_gather(np.array([len(own)]), label="weights").tolist()
+    counts = apart.all_gather(np.array([len(hashes)]), label="weights").tolist()
     if len(set(counts)) > 1:
         raise WrongInput(f"the ranks have models of {counts} parameters; build the same on all")
-    ranks = apart.all_gather(own, label="weights").reshape(group.size, -1)
+    ranks = apart.all_gather(hashes, label="weights").reshape(group.size, -1)
     differing = (ranks != ranks[0]).any(axis=0)
     if differing.any():
         first = int(differing.argmax())
         rank = int((ranks[:, first] != ranks[0, first]).argmax())
         raise WrongInput(
-            f"{differing.sum()} of {len(own)} parameters differ between ranks; the first is "
+            f"{differing.sum()} of {len(hashes)} parameters differ between ranks; the first is "
             f"{list(state)[first]}, on ranks 0 and {rank}: give all ranks one seed, or load one "
             "state on all of them (strategies that take check_weights=False then skip this check)"
         )

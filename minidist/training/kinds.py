@@ -74,11 +74,11 @@ class Kind:
         return f"{len(data.train[0]):,} to train on, {len(data.held_out[0]):,} held out"
 
     def remark(self, data: Any, loss: float) -> str:
-        """Return what else there is to say of a loss."""
+        """Return a remark on a loss, in lines of words; "" without one."""
         return ""
 
     def outcome(self, model: Any, data: Any, length: int | None = None, seed: int = 0) -> str:
-        """Return what a trained model does, in lines of words."""
+        """Show a trained model at work; return lines of words."""
         raise NotImplementedError
 
 
@@ -213,7 +213,7 @@ class NumbersInWords(Kind):
         return inputs, targets
 
     def description(self, data: Numbers) -> dict:
-        """Return what `numbers_of` reads, and a digest of the examples."""
+        """Return the vocabularies and lengths, for `numbers_of`, and a digest of the examples."""
         return {
             "source": f"numbers, {data.direction} by {data.by}",
             "direction": data.direction,

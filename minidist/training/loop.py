@@ -5,28 +5,29 @@
 
 The trainer is this rank's part of the model: DataParallel where the ranks split the batch alone,
 Hybrid on a mesh. Both are Trainers (trainer.py), so the loop is the same for both. What it needs is
-made in setup.py; `run` yields the steps that are left, and saves checkpoints between them.
+made in setup.py, and RunCheckpoints loads what a run goes on from and saves between its steps.
 
 Clipping: Pascanu et al. 2013, algorithm 1. Cosine: Loshchilov and Hutter 2017, equation 5.
 """
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 
-from minidist.checkpoint import Keep
+from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch, Sampler
+from minidist.parallel.mixed_precision import overflow_allowed
 from minidist.training.kinds import Data, model_of
-from minidist.training.settings import Settings
+from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.setup import (
     Progress,
-    begin,
+    description,
     examples_of,
     optimizer_for,
     trainer_for,
-    warnings_for,
 )
 
 
@@ -42,15 +43,22 @@ def train(
     keep  where to save, and whether to go on from what is saved there, on this mesh or another
     log   the file in which rank 0 writes a row per step, see setup.py
     """
+
+    def untrained() -> dict[str, np.ndarray]:
+        return model_of(data, settings).state()
+
     inputs, targets = examples_of(data, settings)
     trainer = trainer_for(model_of(data, settings), group, settings)
     optimizer = optimizer_for(trainer, group, settings)
-    run = begin(keep, group, trainer, optimizer, data, settings)
+    run = RunCheckpoints(
+        keep, group, trainer, optimizer, description(data, settings), untrained, DEFAULTS
+    )
     sampler = Sampler(len(inputs), settings.batch, settings.seed, shuffle=settings.shuffle)
     batches = sampler.after(len(run.losses))
     left = run.steps(settings.steps)  # saves checkpoints between the steps
     progress = Progress(group, trainer.groups, settings.steps, log, run.first, run.began)
-    with progress, warnings_for(settings):
+    # An overflow only skips a step of 16-bit weights: no warning then.
+    with progress, overflow_allowed() if settings.half else nullcontext():
         for step, drawn in zip(left, batches, strict=False):
             x, y, rows = inputs[drawn.examples], targets[drawn.examples], drawn.examples
             batch = Batch(x, y, settings.seed, step, rows, optimizer.loss_scale)

@@ -24,8 +24,8 @@ class Bound(NamedTuple):
 
 def setting(default: T, description: str, bound: Bound | None = None, metavar: str = "") -> T:
     """Return a field, with all that its option needs; metavar: by default the option's name."""
-    about = {"description": description, "bound": bound, "metavar": metavar}
-    return field(default=default, metadata=about)
+    metadata = {"description": description, "bound": bound, "metavar": metavar}
+    return field(default=default, metadata=metadata)
 
 
 MEMORY = "a model's weights and activations have to fit in memory"
@@ -161,8 +161,8 @@ class Settings:
     @property
     def dtype(self) -> str:
         """The dtype of the weights."""
-        own = {"bfloat16-stochastic": "bfloat16", "float8": "bfloat16"}
-        return own.get(self.precision, self.precision)
+        dtypes = {"bfloat16-stochastic": "bfloat16", "float8": "bfloat16"}
+        return dtypes.get(self.precision, self.precision)
 
     @property
     def half(self) -> bool:
@@ -182,12 +182,12 @@ def mesh_in_words(settings: Settings) -> str:
     if settings.cp > 1:
         axes["context"] = settings.cp
     axes["tensor"] = settings.tp
-    words = [f"{' x '.join(map(str, axes.values()))} ({', '.join(axes)})"]
+    parts = [f"{' x '.join(map(str, axes.values()))} ({', '.join(axes)})"]
     if settings.ep > 1:
-        words.append(f"experts over {settings.ep}")
+        parts.append(f"experts over {settings.ep}")
     if settings.zero:
-        words.append(f"ZeRO stage {settings.zero}")
-    return ", ".join([*words, "for batches of"])
+        parts.append(f"ZeRO stage {settings.zero}")
+    return ", ".join([*parts, "for batches of"])
 
 
 DEFAULTS = asdict(Settings())

@@ -1,4 +1,4 @@
-"""The training loop's trainer, optimizer, checkpoints and progress, made from the settings.
+"""The training loop's examples, trainer, optimizer and progress, made from the settings.
 
 Progress is a bar in a terminal, else a line every tenth of the steps; and a log, if asked for. The
 log is CSV. A row is written when its step is done, so an interrupted run has its rows.
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ import numpy as np
 from tqdm import tqdm
 
 from minidist import nn, optim
-from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
 from minidist.errors import WrongInput, check_writable
@@ -35,18 +33,17 @@ from minidist.parallel.mixed_precision import (
     LossScale,
     MixedPrecision,
     multiply_in_eight_bits,
-    overflow_allowed,
 )
 from minidist.parallel.trainer import Trainer
-from minidist.training.kinds import Data, kind_of, model_of
-from minidist.training.settings import DEFAULTS, OF_MESHES, OF_SERVERS, Settings
+from minidist.training.kinds import Data, kind_of
+from minidist.training.settings import OF_MESHES, OF_SERVERS, Settings
 
 AnyAdamW = optim.AdamW | MixedPrecision
 HEAD = "step,loss,lr,seconds,bytes_sent,rank"
 
 
 def examples_of(data: Data, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Return what to train on, if it makes a batch: inputs[n, ...] and targets[n, ...]."""
+    """Return the inputs[n, ...] and targets[n, ...] to train on; ValueError if n < batch."""
     kind = kind_of(data)
     inputs, targets = kind.examples(data, settings)
     if settings.batch > len(inputs):
@@ -97,33 +94,11 @@ def optimizer_for(trainer: Trainer, group: Group, settings: Settings) -> AnyAdam
     return MixedPrecision(adamw, group, scale)
 
 
-def begin(
-    keep: Keep | None,
-    group: Group,
-    trainer: Trainer,
-    optimizer: AnyAdamW,
-    data: Data,
-    settings: Settings,
-) -> RunCheckpoints:
-    """Return the run and its checkpoints; load what it goes on from."""
-
-    def fresh_weights() -> dict[str, np.ndarray]:
-        return model_of(data, settings).state()
-
-    about = description(data, settings)
-    return RunCheckpoints(keep, group, trainer, optimizer, about, fresh_weights, DEFAULTS)
-
-
 def description(data: Data, settings: Settings) -> dict:
     """Return the record of a run in a checkpoint: its settings but for the ranks, and its data."""
     of_ranks = {*OF_MESHES, *OF_SERVERS}
     of_run = {name: value for name, value in asdict(settings).items() if name not in of_ranks}
     return {"settings": of_run, "data": kind_of(data).description(data)}
-
-
-def warnings_for(settings: Settings) -> AbstractContextManager:
-    """Return a context in which NumPy warns of an overflow, unless it only skips a step."""
-    return overflow_allowed() if settings.half else nullcontext()
 
 
 def rows_of(log: str | Path) -> list[str]:
@@ -181,8 +156,8 @@ class Progress:
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
         if self.bar.disable and (step + 1) * 10 // self.steps > step * 10 // self.steps:
-            words = f"step {step + 1} of {self.steps}: loss {loss:.3f}, {now - self.begin:.1f} s"
-            print(words, file=sys.stderr, flush=True)
+            line = f"step {step + 1} of {self.steps}: loss {loss:.3f}, {now - self.begin:.1f} s"
+            print(line, file=sys.stderr, flush=True)
 
     def __enter__(self):
         return self

@@ -60,7 +60,7 @@ def of_round_trip(model: nn.Dual, data: Numbers) -> np.ndarray:
 
 
 def in_parts(model: nn.Seq2Seq, sources: np.ndarray) -> np.ndarray:
-    """Return what the model writes for sources[n, S], greedily: tokens [n, T]."""
+    """Translate sources[n, S] greedily; return tokens [n, T]."""
     parts = np.array_split(sources, -(-len(sources) // AT_ONCE))
     return np.concatenate([decoding.translate(model, part) for part in parts])
 
