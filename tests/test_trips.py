@@ -17,8 +17,8 @@ from tests.test_architecture import ROOT
     "trip, most_lines, most_files",
     [
         ("gradient", 350, 12),
-        ("pipeline", 2100, 43),
-        ("train", 5500, 87),
+        ("pipeline", 2080, 41),
+        ("train", 5420, 84),
         ("certificate", 3350, 47),
     ],
 )
