@@ -98,13 +98,13 @@ def plan_figure(plans: "list[Estimate]", title: str):
     return fig
 
 
-def _bars(axes, rows: list[dict], colours: dict[str, str], unit: float, words: dict) -> None:
+def _bars(axes, rows: list[dict], colours: dict[str, str], unit: float, labels: dict) -> None:
     """Draw a stacked bar per row, and a legend of the parts that there are."""
     starts = [0.0] * len(rows)
     for part, colour in colours.items():
         lengths = [row.get(part, 0) / unit for row in rows]
         if any(lengths):
-            label = words.get(part, part)
+            label = labels.get(part, part)
             axes.barh(range(len(rows)), lengths, 0.7, starts, color=colour, label=label)
             starts = [a + b for a, b in zip(starts, lengths, strict=True)]
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8)

@@ -137,8 +137,8 @@ def embedding(op: Op, arrays, spans: Spans):
     """The rows of W, or their gradient: a product with a 1 where a token is a row of this part."""
     (tokens, term), output = op.terms
     rows = only(only(term, output) + only(output, term), tokens)
-    own = np.equal.outer(arrays[0], np.arange(*spans[rows])).astype(arrays[1].dtype)
-    return np.einsum(f"{tokens}{rows},{term}->{output}", own, arrays[1], optimize=True)
+    one_hot = np.equal.outer(arrays[0], np.arange(*spans[rows])).astype(arrays[1].dtype)
+    return np.einsum(f"{tokens}{rows},{term}->{output}", one_hot, arrays[1], optimize=True)
 
 
 COMPUTE = {

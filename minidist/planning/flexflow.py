@@ -106,12 +106,12 @@ def kinds(graph: "Graph") -> dict[str, dict[str, str]]:
     The examples are along axis 0 of every input; whole letters are left out.
     """
     samples = {name: 0 for name, value in graph.values.items() if value.kind == "input"}
-    found = {}
+    by_op = {}
     for op in graph.ops:
         *operands, (_, output) = op.operands
         sample = {letters[samples[name]] for name, letters in operands if name in samples}
         weights = "".join(x for name, x in operands if graph.values[name].kind == "parameter")
-        found[op.output] = {
+        by_op[op.output] = {
             letter: "sample"
             if letter in sample
             else "reduction"
@@ -125,7 +125,7 @@ def kinds(graph: "Graph") -> dict[str, dict[str, str]]:
         for axis, letter in enumerate(output):
             if letter in sample:
                 samples[op.output] = axis
-    return found
+    return by_op
 
 
 def cuts(graph: "Graph", ranks: int, dims: str = "SOAP") -> dict[str, list[Cut]]:
@@ -140,17 +140,17 @@ def cuts(graph: "Graph", ranks: int, dims: str = "SOAP") -> dict[str, list[Cut]]
             f"an op cannot be cut over {ranks} ranks; use 1 or more, and {MOST_RANKS:,} at most, "
             "for a cut begins on any of them"
         )
-    allowed, found = {KINDS[d] for d in dims if d != "O"}, {}
+    allowed, by_op = {KINDS[d] for d in dims if d != "O"}, {}
     for op, kind in zip(graph.ops, kinds(graph).values(), strict=True):
         n = graph.lengths(op)
         letters = [letter for letter in n if kind.get(letter) in allowed]
-        found[op.output] = [
+        by_op[op.output] = [
             Cut(order, first)
             for degrees in _degrees(letters, n, ranks)
             for order in permutations(degrees)
             for first in range(ranks - math.prod(d for _, d in degrees) + 1 if "O" in dims else 1)
         ]
-    return found
+    return by_op
 
 
 def _degrees(letters: list[str], n: dict[str, int], ranks: int) -> Iterator[tuple]:
@@ -161,9 +161,9 @@ def _degrees(letters: list[str], n: dict[str, int], ranks: int) -> Iterator[tupl
     letter, *others = letters
     for degree in range(1, min(ranks, n[letter]) + 1):
         if n[letter] % degree == 0:
-            own = ((letter, degree),) if degree > 1 else ()
+            first = ((letter, degree),) if degree > 1 else ()
             for rest in _degrees(others, n, ranks // degree):
-                yield own + rest
+                yield first + rest
 
 
 def check(graph: "Graph", op: "Op", cut: Cut, ranks: int) -> None:
@@ -194,8 +194,8 @@ def data_parallel(graph: "Graph", ranks: int) -> dict[str, Cut]:
 
     What has no axis of examples is done on rank 0.
     """
-    found = cuts(graph, ranks, "S").items()
-    return {name: max(own, key=attrgetter("parts")) for name, own in found}
+    options = cuts(graph, ranks, "S").items()
+    return {name: max(possible, key=attrgetter("parts")) for name, possible in options}
 
 
 def shared(a: Box, b: Box) -> int:
@@ -208,15 +208,15 @@ def shared(a: Box, b: Box) -> int:
 
 def pieces(boxes: Sequence[tuple[Hashable, Box]]) -> Counter:
     """Return {who has them: elements}, where the boxes of these owners overlap, and no other."""
-    found: Counter = Counter()
+    elements: Counter = Counter()
     if boxes:
         edges = [sorted(set(chain(*slices))) for slices in zip(*(b for _, b in boxes), strict=True)]
         for cell in product(*map(pairwise, edges)):
             size = shared(cell, cell)
             owners = frozenset(owner for owner, box in boxes if shared(cell, box) == size)
-            found[owners] += size
-        found.pop(frozenset(), None)
-    return found
+            elements[owners] += size
+        elements.pop(frozenset(), None)
+    return elements
 
 
 Strategy = dict[str, Cut]  # {output of an op: its cut}
@@ -432,11 +432,11 @@ def flexflow(
 
     @cache
     def cost(*chosen: Cut) -> Score:
-        found = simulate(dict(zip(options, chosen, strict=True)))
-        return Score(max(0, max(found.memory) - machine.memory), found.seconds)
+        simulated = simulate(dict(zip(options, chosen, strict=True)))
+        return Score(max(0, max(simulated.memory) - machine.memory), simulated.seconds)
 
-    one_rank = {name: own[0] for name, own in options.items()}
-    starts = [one_rank, {name: random.choice(own) for name, own in options.items()}]
+    one_rank = {name: possible[0] for name, possible in options.items()}
+    starts = [one_rank, {name: random.choice(possible) for name, possible in options.items()}]
     if "S" in dims:
         starts.append(data_parallel(graph, machine.ranks))
     walks = (walk(start, options, cost, random, sharpness) for start in starts)

@@ -145,15 +145,15 @@ class Graph:
         """Return the length of every letter of an op."""
         if len(op.terms[0]) != len(op.inputs):
             raise WrongInput(f"{op.indices} does not describe {len(op.inputs)} inputs")
-        found: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         for name, term in op.operands:
             shape = self.values[name].shape
             if len(term) != len(shape) or len(set(term)) != len(term):
                 raise WrongInput(f"{op.indices}: {term!r} does not describe {name}{list(shape)}")
             for letter, n in zip(term, shape, strict=True):
-                if found.setdefault(letter, n) != n:
-                    raise WrongInput(f"{op.indices}: {letter!r} is {found[letter]} and {n} long")
-        return found
+                if lengths.setdefault(letter, n) != n:
+                    raise WrongInput(f"{op.indices}: {letter!r} is {lengths[letter]} and {n} long")
+        return lengths
 
 
 def d(name: str) -> str:
@@ -220,11 +220,11 @@ def has_gradient(values: dict[str, Value], name: str) -> bool:
 def adjoint(op: Op, place: int, out: str) -> Op:
     """Return the op that makes the gradient of the input at this place."""
     terms, output = op.terms
-    own, dy = terms[place], d(op.output)
+    target, dy = terms[place], d(op.output)
     others = [(n, t) for i, (n, t) in enumerate(zip(op.inputs, terms, strict=True)) if i != place]
 
     def made(kind, names, letters, whole=op.whole):
-        return Op(kind, tuple(names), out, f"{','.join(letters)}->{own}", whole, op.options)
+        return Op(kind, tuple(names), out, f"{','.join(letters)}->{target}", whole, op.options)
 
     if op.kind in ("matmul", "multiply"):
         ((other, term),) = others

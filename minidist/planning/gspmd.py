@@ -150,7 +150,7 @@ def cut(op: Op, letter: str) -> Rule:
 
 def rules(op: Op) -> list[Rule]:
     """Return all right ways: repeated, cut by a letter, or linear in partial sums."""
-    found = [repeated(op), *(cut(op, x) for x in op.letters if x not in op.whole)]
+    ways = [repeated(op), *(cut(op, x) for x in op.letters if x not in op.whole)]
     places = range(len(op.inputs))
     if op.kind in ADDITIVE:
         groups = [set(places)]
@@ -164,8 +164,8 @@ def rules(op: Op) -> list[Rule]:
         groups = [{0}] if op.kind.endswith("_backward") else []
     for group in groups:
         inputs = tuple(PARTIAL if place in group else REPLICATED for place in places)
-        found.append(Rule(inputs, PARTIAL))
-    return found
+        ways.append(Rule(inputs, PARTIAL))
+    return ways
 
 
 def adjoint_rule(op: Op, rule: Rule, place: int, backward: Op) -> Rule:
@@ -242,10 +242,10 @@ def run(layout: Layout, mesh: Mesh, arrays: dict[str, np.ndarray]) -> dict[str, 
     values, held = layout.graph.values, {}
     for name, value in values.items():
         if value.kind != "result":
-            given = np.ones(()) if name not in arrays and name.startswith("d ") else arrays[name]
-            x = np.asarray(given, value.dtype).reshape(value.shape)
-            for group, own in zip(groups, layout.placements[name], strict=True):
-                x = part(x, own, group.rank, group.size)
+            array = np.ones(()) if name not in arrays and name.startswith("d ") else arrays[name]
+            x = np.asarray(array, value.dtype).reshape(value.shape)
+            for group, placement in zip(groups, layout.placements[name], strict=True):
+                x = part(x, placement, group.rank, group.size)
             held[name, layout.placements[name]] = x
     for step in layout.steps:
         if isinstance(step, Move):
@@ -257,31 +257,31 @@ def run(layout: Layout, mesh: Mesh, arrays: dict[str, np.ndarray]) -> dict[str, 
             parts = spans(layout.graph, step, groups)
             y = compute(step.op, [held[key] for key in inputs], parts)
             held[step.op.output, step.output] = y
-    return {name: held[name, own] for name, own in layout.results.items()}
+    return {name: held[name, placements] for name, placements in layout.results.items()}
 
 
 def spans(graph: Graph, step: Compute, groups: list) -> dict[str, tuple[int, int]]:
     """Return (begin, end) of this rank's part of every letter."""
     lengths = graph.lengths(step.op)
-    found = {letter: (0, n) for letter, n in lengths.items()}
-    for (_, term), own in zip(step.op.operands, (*step.inputs, step.output), strict=True):
-        for group, placement in zip(groups, own, strict=True):
+    bounds = {letter: (0, n) for letter, n in lengths.items()}
+    for (_, term), placements in zip(step.op.operands, (*step.inputs, step.output), strict=True):
+        for group, placement in zip(groups, placements, strict=True):
             if isinstance(placement, Split):
                 letter = term[placement.axis]
                 ends = split_ends(lengths[letter], group.size)
-                found[letter] = ends[group.rank], ends[group.rank + 1]
-    return found
+                bounds[letter] = ends[group.rank], ends[group.rank + 1]
+    return bounds
 
 
 def whole(layout: Layout, mesh: Mesh, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return {name: all of it, in the model's shape} on every rank, of what `run` returned."""
-    found = {}
+    arrays = {}
     for name, x in parts.items():
-        for axis, own in zip(layout.axes, layout.results[name], strict=True):
-            x = redistribute(x, getattr(mesh, axis), own, REPLICATED)
+        for axis, placement in zip(layout.axes, layout.results[name], strict=True):
+            x = redistribute(x, getattr(mesh, axis), placement, REPLICATED)
         value = layout.graph.values[name]
-        found[name] = x.reshape(value.whole or value.shape)
-    return found
+        arrays[name] = x.reshape(value.whole or value.shape)
+    return arrays
 
 
 def propagate(graph: Graph, placements: dict[str, dict[str, Placement]]) -> Layout:
@@ -337,10 +337,12 @@ def spread(graph: Graph, annotated: dict, letters: list, others: list) -> tuple[
             if i not in chosen and (letter := wanted(graph, op, placed, taken)):
                 chosen[i] = letter
                 rule = cut(op, letter)
-                for (name, _), own in zip(op.operands, (*rule.inputs, rule.output), strict=True):
-                    free = not any(other.get(name) == own for other in others)
-                    if isinstance(own, Split) and name not in placed and free:
-                        placed[name] = own
+                for (name, _), placement in zip(
+                    op.operands, (*rule.inputs, rule.output), strict=True
+                ):
+                    free = not any(other.get(name) == placement for other in others)
+                    if isinstance(placement, Split) and name not in placed and free:
+                        placed[name] = placement
                 changed = True
                 break
     return chosen, placed
@@ -354,9 +356,9 @@ def wanted(graph: Graph, op: Op, placed: dict, taken: frozenset) -> str | None:
     """Return the letter along which the most bytes of the operands are split already."""
     votes: dict[str, int] = {}
     for name, term in op.operands:
-        own = placed.get(name)
-        if isinstance(own, Split) and term[own.axis] not in taken:
-            letter = term[own.axis]
+        placement = placed.get(name)
+        if isinstance(placement, Split) and term[placement.axis] not in taken:
+            letter = term[placement.axis]
             votes[letter] = votes.get(letter, 0) + graph.values[name].nbytes
     return max(votes, key=lambda letter: votes[letter]) if votes else None
 
@@ -412,11 +414,11 @@ class Builder:
         What one mesh axis splits because it belongs there, another one does not split, too.
         """
         belongs = [placed.get(name) for placed in self.kept]
-        found = []
-        for own, where in zip(made, belongs, strict=True):
-            taken = where is None and isinstance(own, Split) and own in belongs
-            found.append(REPLICATED if taken else where or own)
-        return tuple(found)
+        placements = []
+        for placement, where in zip(made, belongs, strict=True):
+            taken = where is None and isinstance(placement, Split) and placement in belongs
+            placements.append(REPLICATED if taken else where or placement)
+        return tuple(placements)
 
     def rule(self, i: int, op: Op, k: int) -> Rule:
         """Return forward's choice, its adjoint, or how the gradients of several uses are added."""
@@ -425,9 +427,9 @@ class Builder:
             owner, place = made
             return adjoint_rule(self.forward.ops[owner], self.rules[owner, k], place, op)
         if i >= len(self.forward.ops):  # the sum over uses
-            own = self.target(op.output.removeprefix("d "))[k]
+            target = self.target(op.output.removeprefix("d "))[k]
             alike = set(held) in ({REPLICATED}, {PARTIAL})
-            return Rule(held, held[0]) if alike else Rule((own,) * len(held), own)
+            return Rule(held, held[0]) if alike else Rule((target,) * len(held), target)
         letter = self.letters[k].get(i)
         chosen = repeated(op) if letter is None else cut(op, letter)
         linear = Rule((PARTIAL,) * len(op.inputs), PARTIAL)
@@ -452,12 +454,12 @@ def path(source: Placements, target: Placements) -> list[tuple[Placements, Place
 
     Splits that end come first, then those that change their axis, then those that begin.
     """
-    now, found = list(source), []
+    now, moves = list(source), []
 
     def move(k: int, placement: Placement) -> None:
         before = tuple(now)
         now[k] = placement
-        found.append((before, tuple(now), k))
+        moves.append((before, tuple(now), k))
 
     for k, to in enumerate(target):
         if isinstance(now[k], Split) and now[k] != to and (not isinstance(to, Split) or to in now):
@@ -466,4 +468,4 @@ def path(source: Placements, target: Placements) -> list[tuple[Placements, Place
         for k, to in enumerate(target):
             if now[k] != to and (begins or isinstance(now[k], Split) or not isinstance(to, Split)):
                 move(k, to)
-    return found
+    return moves

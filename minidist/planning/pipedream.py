@@ -128,7 +128,7 @@ def _level(layers, below: dict, units: int, rate, cost: str, starts: range) -> d
                             slowest, s, k = seconds, at, last
                 before = best[i, s, N - k][1] if s > i else ()
                 best[i, j, N] = slowest, (*before, ReplicatedStage(s, j, k, below[s, j][1]))
-    return {(i, j): found for (i, j, N), found in best.items() if N == units}
+    return {(i, j): pipeline for (i, j, N), pipeline in best.items() if N == units}
 
 
 def stage_seconds(layers: Profile, seconds: Seconds, k: int, rate: Seconds, cost: str) -> Seconds:

@@ -76,8 +76,8 @@ class Simulation:
     def busy(self) -> list:
         timed, busy = self._timed, []
         for r, program in enumerate(timed.programs):
-            own: dict[type, list] = {kind: timed.durations[kind][r] for kind in COMPUTE}
-            times = (own[type(a)][a.chunk] for a in program if type(a) in own)
+            durations: dict[type, list] = {kind: timed.durations[kind][r] for kind in COMPUTE}
+            times = (durations[type(a)][a.chunk] for a in program if type(a) in durations)
             busy.append(timed.outside(sum(times)))
         return busy
 
@@ -171,9 +171,9 @@ def simulate(
         raise WrongInput(f"an overhead is a number from 0, not {overhead!r}")
     if buffer is not None and not communicates(programs):
         programs = add_communication(programs)
-    given: dict[type[Action], object] = {Forward: forward, BackwardInput: backward_input}
-    given |= {BackwardWeight: backward_weight, Update: update, Reduce: reduce}
-    durations = {kind: _per_chunk(programs, each) for kind, each in given.items()}
+    full_stage: dict[type[Action], object] = {Forward: forward, BackwardInput: backward_input}
+    full_stage |= {BackwardWeight: backward_weight, Update: update, Reduce: reduce}
+    durations = {kind: _per_chunk(programs, each) for kind, each in full_stage.items()}
     inputs, weights = durations[BackwardInput], durations[BackwardWeight]
     both = [[a + b for a, b in zip(*r, strict=True)] for r in zip(inputs, weights, strict=True)]
     durations[Backward] = both if backward is None else _per_chunk(programs, backward)
@@ -183,21 +183,23 @@ def simulate(
     return Simulation(timed.outside(max(ends)), list(map(timed.outside, spans)), timed, unit)
 
 
-def _per_chunk(programs, given) -> list[list]:
+def _per_chunk(programs, times) -> list[list]:
     """Return the duration per rank and chunk."""
     placement = placement_of(programs)
     stages, p = 1 + last_stage(placement), len(programs)
-    one = not hasattr(given, "__len__")
-    given = [given] if one else list(given)
-    if wrong := [time for time in given if not is_duration(time)]:
+    one = not hasattr(times, "__len__")
+    times = [times] if one else list(times)
+    if wrong := [time for time in times if not is_duration(time)]:
         raise WrongInput(f"a duration is a number from 0, not {wrong[0]!r}")
     if one:
-        return [[divided(given[0], _mean_chunks(placement)) for _ in own] for own in placement]
-    if len(given) == stages:
-        return [[given[k] for k in own] for own in placement]
-    if len(given) == p:
-        return [[divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
-    counts = f"{len(given)} durations for {p} ranks with {stages} virtual stages"
+        time = divided(times[0], _mean_chunks(placement))
+        return [[time] * len(chunks) for chunks in placement]
+    if len(times) == stages:
+        return [[times[k] for k in chunks] for chunks in placement]
+    if len(times) == p:
+        each = zip(times, placement, strict=True)
+        return [[divided(time, len(chunks))] * len(chunks) for time, chunks in each]
+    counts = f"{len(times)} durations for {p} ranks with {stages} virtual stages"
     raise WrongInput(f"{counts}: give one number, {f'{p}, ' if p < stages else ''}or {stages}")
 
 
@@ -208,18 +210,18 @@ def _mean_chunks(placement: list[list[int]]) -> Time:
 class _Lane(dict):
     """What ranks give each other, by number: a micro-batch's result, for example; and who waits.
 
-    given  how many numbers were ever given: a result that was taken is no longer in here
+    count  how many numbers were ever given: a result that was taken is no longer in here
     """
 
-    __slots__ = ("given", "waiting")
+    __slots__ = ("count", "waiting")
 
     def __init__(self) -> None:
-        self.given = 0
+        self.count = 0
         self.waiting: dict[int, list[tuple[int, Process]]] = {}
 
     def give(self, number: int, value, ready: deque) -> None:
         self[number] = value
-        self.given += 1
+        self.count += 1
         ready.extend(self.waiting.pop(number, ()))
 
 
@@ -237,11 +239,11 @@ class _Timed:
             for action in program
             if isinstance(action, Update)
         )
-        every = [time for ranks in durations.values() for own in ranks for time in own]
+        every = [time for ranks in durations.values() for chunks in ranks for time in chunks]
         inside, self.outside = _fast([*every, delay, overhead])
         self.delay, self.overhead = inside(delay), inside(overhead)
         self.durations = {
-            kind: [[inside(time) for time in own] for own in ranks]
+            kind: [[inside(time) for time in chunks] for chunks in ranks]
             for kind, ranks in durations.items()
         }
 
@@ -315,13 +317,13 @@ class _Timed:
 
         Transfers, if programs have any, take the place of both lanes and of the pause.
         """
-        own, step = [], 0 if self.explicit else TO_STAGE.get(kind, 0)
+        passes, step = [], 0 if self.explicit else TO_STAGE.get(kind, 0)
         for k, duration in zip(self.placement[r], self.durations[kind][r], strict=True):
             source = lanes[step, k] if step and 0 <= k - step <= self.last else None
             target = lanes[step, k + step] if step and 0 <= k + step <= self.last else None
             away = target is not None and k + step not in self.placement[r]
-            own.append((duration, source, target, self.overhead if away else 0))
-        return own
+            passes.append((duration, source, target, self.overhead if away else 0))
+        return passes
 
     def _transfer(self, r: int, action: Transfer, clock, lanes: dict, ready: deque) -> Process:
         """Do one end of a transfer; return when its rank goes on."""
@@ -338,9 +340,9 @@ class _Timed:
             if m not in lane:
                 yield lane, m, action
             clock = max(clock, lane.pop(m) + (self.delay if crosses else 0))
-            room.give(room.given, clock, ready)
+            room.give(room.count, clock, ready)
             return clock
-        if crosses and self.buffer and (number := lane.given - self.buffer) >= 0:
+        if crosses and self.buffer and (number := lane.count - self.buffer) >= 0:
             if number not in room:  # the receive that makes room
                 yield room, number, action
             clock = max(clock, room[number])
@@ -385,7 +387,9 @@ def _same(time: Time) -> Time:
 def needs(programs: list[list[Action]]) -> list[list[list[Place]]]:
     """Return, for every action of programs without transfers, whose results it needs."""
     needed, gives = dependencies(programs)
-    steps = [(r, i, action) for r, own in enumerate(programs) for i, action in enumerate(own)]
+    steps = [
+        (r, i, action) for r, program in enumerate(programs) for i, action in enumerate(program)
+    ]
     places = {gives(r, action): (r, i) for r, i, action in steps}
     result: list[list[list[Place]]] = [[] for _ in programs]
     for r, _, action in steps:
@@ -396,9 +400,9 @@ def needs(programs: list[list[Action]]) -> list[list[list[Place]]]:
 def waits(needs: list[list[list[Place]]], moments: list[list[Moment]]) -> list[list[Place | None]]:
     """Return for which action each one waited; None where it began when its rank was free."""
     result: list[list[Place | None]] = [[] for _ in needs]
-    for r, (row, own) in enumerate(zip(needs, moments, strict=True)):
+    for r, (row, times) in enumerate(zip(needs, moments, strict=True)):
         free: Time = 0
-        for needed, (start, _, clock) in zip(row, own, strict=True):
+        for needed, (start, _, clock) in zip(row, times, strict=True):
             others = [(moments[q][i][2], (q, i)) for q, i in needed if q != r]
             result[r].append(max(others)[1] if others and start > free else None)
             free = clock

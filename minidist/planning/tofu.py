@@ -97,7 +97,7 @@ def cut_again(graph: Graph, works: list[Work], cuts: Cuts, factors: tuple, ranks
         @cache
         def cheapest(*axes: tuple) -> tuple[int, tuple]:
             kept = [one + more for one, more in zip(before, axes, strict=True)]
-            costs = [bytes_of(graph, work, own, kept, after) for own in letters]
+            costs = [bytes_of(graph, work, cut, kept, after) for cut in letters]
             return min(costs), letters[costs.index(min(costs))]
 
         return cheapest
@@ -168,14 +168,15 @@ def bytes_of(graph: Graph, work: Work, letters: tuple, kept: list[tuple], factor
     kept  of each operand, the axes that the steps cut it by
     """
     total = 0
-    for (name, own), axes in zip(work.operands, kept, strict=True):
+    for (name, term), axes in zip(work.operands, kept, strict=True):
         steps = list(zip(factors, letters, axes, strict=True))
         size = graph.values[name].nbytes
-        lacking = [k for k, letter, _ in steps if letter is not None and letter not in own]
+        lacking = [k for k, letter, _ in steps if letter is not None and letter not in term]
         other = [
             k
             for k, letter, axis in steps
-            if (letter is None or letter in own) and letter != (None if axis is None else own[axis])
+            if (letter is None or letter in term)
+            and letter != (None if axis is None else term[axis])
         ]
         total += size * prod(lacking) - size // prod(other)
     return total
@@ -200,7 +201,9 @@ def works_of(graph: Graph, ranks: int) -> list[Work]:
         for name, each in done.items():
             *needs, made = each.operands
             operands = (*dict.fromkeys(needs), made)
-            works.append(Work(name, tuple((values.get(x, x), own) for x, own in operands), letters))
+            works.append(
+                Work(name, tuple((values.get(x, x), term) for x, term in operands), letters)
+            )
     return works
 
 
@@ -218,7 +221,7 @@ def coalesced(graph: Graph) -> dict[str, str]:
     first = {name: name for name in graph.values}
     for op in graph.ops:
         terms, output = op.terms
-        alike = [name for name, own in zip(op.inputs, terms, strict=True) if own == output]
+        alike = [name for name, term in zip(op.inputs, terms, strict=True) if term == output]
         if set("".join(terms)) <= set(output) and alike:
             ends = {first[name] for name in (*alike, op.output)}
             one = next(name for name in graph.values if name in ends)

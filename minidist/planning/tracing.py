@@ -64,7 +64,11 @@ def match(left: list[Axis], right: list[Axis]) -> None:
         a, b = left.pop(0), right.pop(0)
         if a.parts or b.parts:
             left[:0], right[:0] = a.leaves(), b.leaves()
-        elif a.size == b.size and bool(left) != bool(right) and is_one(left + right):
+        elif (
+            a.size == b.size
+            and bool(left) != bool(right)
+            and all(axis.size == 1 for axis in left + right)
+        ):
             one_more = b if left else a  # [C] and [C, 1]
             one_more.cut(one_more.size)
             left[:0], right[:0] = [a], [b]
@@ -73,10 +77,6 @@ def match(left: list[Axis], right: list[Axis]) -> None:
         else:
             cut_one(a, b)
             left[:0], right[:0] = [a], [b]
-
-
-def is_one(axes: list[Axis]) -> bool:
-    return all(axis.size == 1 for axis in axes)
 
 
 def cut_one(a: Axis, b: Axis) -> None:
@@ -99,6 +99,7 @@ def reshaped(dims: list[list[Axis]], shape: tuple[int, ...]) -> list[list[Axis]]
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SYMBOLS = "abcdeghijklmnpqrsuvwxyz"  # of axes that descriptions do not name: all but f, o, t
 
 
 @dataclass
@@ -139,10 +140,22 @@ class Recorder:
     ) -> View:
         """Record an op: `symbols` has one letter for each axis of the views, as einsum's.
 
+        As there, "..." stands for all other axes; a view with fewer of them lacks the first ones.
+
         new  the lengths of the output's first axes, of which no input has the letters
         """
         inputs, output = symbols.split("->")
         terms = inputs.split(",")
+        counts = [
+            len(view.dims) - len(term.replace("...", ""))
+            for view, term in zip(views, terms, strict=True)
+        ]
+        others = SYMBOLS[: max(counts)]
+        terms = [
+            term.replace("...", others[len(others) - n :])
+            for term, n in zip(terms, counts, strict=True)
+        ]
+        output = output.replace("...", others)
         dims: dict[str, list[Axis]] = {}
         for view, term in zip(views, terms, strict=True):
             for symbol, dim in zip(term, view.dims, strict=True):
@@ -173,27 +186,22 @@ class Recorder:
             for symbol, dim in zip(term, view.dims, strict=True):
                 if symbol not in letters:
                     letters[symbol] = [next(fresh) for _ in leaves(dim)]
-        found = []
+        described = []
         for view, term in zip(views, terms, strict=True):
-            of: dict[Axis, str] = {}
+            axes, letter_of = leaves(self.values[view.value][0]), dict[Axis, str]()
             for symbol, dim in zip(term, view.dims, strict=True):
-                of |= dict(zip(leaves(dim), letters[symbol], strict=True))
-            for symbol, dim in zip(term, view.dims, strict=True):
-                check_order(symbol in whole, dim, leaves(self.values[view.value][0]), kind)
-            found.append("".join(of[axis] for axis in leaves(self.values[view.value][0])))
-        names = tuple(view.value for view in views)
+                letter_of |= dict(zip(leaves(dim), letters[symbol], strict=True))
+                places = [axes.index(axis) for axis in leaves(dim)]
+                if symbol in whole and places != sorted(places):
+                    raise WrongInput(
+                        f"{kind} needs an axis that a transpose and then a reshape made; "
+                        "reshape first"
+                    )
+            described.append("".join(letter_of[axis] for axis in axes))
+        *inputs, output = (view.value for view in views)
         cut = frozenset(letter for symbol in whole for letter in letters[symbol])
-        indices = f"{','.join(found[:-1])}->{found[-1]}"
-        return Op(kind, names[:-1], names[-1], indices, cut, tuple(options))
-
-
-def check_order(whole: bool, dim: list[Axis], own: list[Axis], kind: str) -> None:
-    """Raise ValueError if an axis that is computed as a whole is made of axes in another order."""
-    places = [own.index(axis) for axis in leaves(dim)]
-    if whole and places != sorted(places):
-        raise WrongInput(
-            f"{kind} needs an axis that a transpose and then a reshape made; reshape first"
-        )
+        indices = f"{','.join(described[:-1])}->{described[-1]}"
+        return Op(kind, tuple(inputs), output, indices, cut, tuple(options))
 
 
 def sizes_of(axes: list[Axis]) -> tuple[int, ...]:
@@ -204,44 +212,28 @@ def sizes_of(axes: list[Axis]) -> tuple[int, ...]:
 # records ops and returns the view of the output. A symbol stands for an axis of the model's arrays,
 # which may become several letters.
 
-SYMBOLS = "abcdeghijklmnpqrsuvwxyz"  # of axes in front, for example of the batch: all but f, o, t
-
-
-def front(view, last: int = 1) -> str:
-    """Return a symbol for each axis but the last ones."""
-    return SYMBOLS[: len(view.dims) - last]
-
-
-def all_of(view) -> str:
-    return front(view, 0)
-
 
 def linear(record, function, x, w, b=None):
-    rows, weight = front(x), "ot" if function.transposed else "to"
-    y = record.op("matmul", f"{rows}t,{weight}->{rows}o", x, w)
-    return y if b is None else record.op("add", f"{rows}o,o->{rows}o", y, b)
+    y = record.op("matmul", f"...t,{'ot' if function.transposed else 'to'}->...o", x, w)
+    return y if b is None else record.op("add", "...o,o->...o", y, b)
 
 
 def matmul(record, function, a, b):
     if len(a.dims) != len(b.dims) or a.shape[:-2] != b.shape[:-2]:
         raise WrongInput(f"a matmul of {list(a.shape)} and {list(b.shape)} repeats its batch axes")
-    rows = front(a, 2)
-    return record.op("matmul", f"{rows}ft,{rows}to->{rows}fo", a, b)
+    return record.op("matmul", "...ft,...to->...fo", a, b)
 
 
 def layer_norm(record, function, x, gain, bias):
-    rows = front(x)
-    n = record.op("normalize", f"{rows}t->{rows}t", x, whole="t", options=(function.eps,))
-    y = record.op("multiply", f"{rows}t,t->{rows}t", n, gain)
-    return record.op("add", f"{rows}t,t->{rows}t", y, bias)
+    n = record.op("normalize", "...t->...t", x, whole="t", options=(function.eps,))
+    y = record.op("multiply", "...t,t->...t", n, gain)
+    return record.op("add", "...t,t->...t", y, bias)
 
 
 def embedding(record, function, weight):
     if not np.array_equal(function.indices, record.arrays["inputs"]):
         raise WrongInput("an embedding of other indices than the inputs cannot be traced")
-    tokens = record.views["inputs"]
-    rows = all_of(tokens)
-    return record.op("embedding", f"{rows},ft->{rows}t", tokens, weight)
+    return record.op("embedding", "...,ft->...t", record.views["inputs"], weight)
 
 
 def causal_attention(record, function, qkv):
@@ -254,7 +246,7 @@ def causal_attention(record, function, qkv):
 
 def softmax(kind: str) -> Callable:
     def describe(record, function, x):
-        term = all_of(x)
+        term = SYMBOLS[: len(x.dims)]
         return record.op(kind, f"{term}->{term}", x, whole=term[function.axis])
 
     return describe
@@ -264,19 +256,17 @@ def elementwise(kind: str) -> Callable:
     """A function of several arrays, of which shorter ones are repeated along axes in front."""
 
     def describe(record, function, *views):
-        out = max((view.shape for view in views), key=len)
-        term = SYMBOLS[: len(out)]
-        terms = [term[len(out) - len(view.dims) :] for view in views]
-        if any(view.shape != out[len(out) - len(view.shape) :] for view in views):
+        longest = max((view.shape for view in views), key=len)
+        if any(view.shape != longest[len(longest) - len(view.shape) :] for view in views):
             shapes = " and ".join(str(list(view.shape)) for view in views)
             raise WrongInput(f"{kind} of {shapes} repeats an axis of length 1; drop this axis")
-        return record.op(kind, f"{','.join(terms)}->{term}", *views)
+        return record.op(kind, f"{','.join('...' for _ in views)}->...", *views)
 
     return describe
 
 
 def sum_of(record, function, x):
-    axis, term = function.axis, all_of(x)
+    axis, term = function.axis, SYMBOLS[: len(x.dims)]
     axes = range(len(term)) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {term[axis] for axis in axes}
     if function.keepdims:
@@ -286,53 +276,43 @@ def sum_of(record, function, x):
 
 def get_item(record, function, x):
     """Describe X[i] and X[i:j], along the first axis."""
-    index, term, n = function.index, all_of(x), x.shape[0]
+    index, n = function.index, x.shape[0]
     if isinstance(index, int):
-        return record.op("take", f"{term}->{term[1:]}", x, whole="a", options=(index % n,))
+        return record.op("take", "f...->...", x, whole="f", options=(index % n,))
     if not isinstance(index, slice) or index.step not in (None, 1):
         raise WrongInput(f"the index {index!r} cannot be traced; use X[i] or X[i:j]")
     start, stop, _ = index.indices(n)
     if (start, stop) == (0, n):
         return x
-    rows = term[1:]
-    symbols, new = f"a{rows}->o{rows}", (stop - start,)
-    return record.op("slice", symbols, x, whole="ao", options=(start, stop), new=new)
+    symbols, new = "f...->o...", (stop - start,)
+    return record.op("slice", symbols, x, whole="fo", options=(start, stop), new=new)
 
 
 def reshape(record, function, x):
-    return type(x)(x.value, reshaped(x.dims, function.result_shape))
+    return View(x.value, reshaped(x.dims, function.result_shape))
 
 
 def transpose(record, function, x):
     axes = function.axes or range(len(x.dims))[::-1]
-    return type(x)(x.value, [x.dims[axis] for axis in axes])
+    return View(x.value, [x.dims[axis] for axis in axes])
 
 
-def targets_of(record, function):
-    """Return the view of the targets; ValueError if the loss has others."""
-    if not np.array_equal(function.targets, record.arrays["targets"]):
-        raise WrongInput(
-            "a loss of other values than the targets cannot be traced; compute them before, and "
-            "trace with these as the targets"
-        )
-    return record.views["targets"]
+def loss_of(kind: str, symbols: str, whole: str = "") -> Callable:
+    """A function of outputs and targets; ValueError if it has other targets."""
+
+    def describe(record, function, outputs):
+        if not np.array_equal(function.targets, record.arrays["targets"]):
+            raise WrongInput(
+                "a loss of other values than the targets cannot be traced; compute them before, "
+                "and trace with these as the targets"
+            )
+        views, options = (outputs, record.views["targets"]), (function.reduction_size,)
+        return record.op(kind, symbols, *views, whole=whole, options=options)
+
+    return describe
 
 
-def cross_entropy(record, function, logits):
-    rows, targets = front(logits), targets_of(record, function)
-    options = (function.reduction_size,)
-    return record.op(
-        "cross_entropy", f"{rows}t,{rows}->", logits, targets, whole="t", options=options
-    )
-
-
-def squared_error(record, function, y):
-    term, options = all_of(y), (function.reduction_size,)
-    targets = targets_of(record, function)
-    return record.op("squared_error", f"{term},{term}->", y, targets, options=options)
-
-
-DESCRIBE = {
+DESCRIBE: dict[type[Function], Callable] = {
     functions.Linear: linear,
     functions.LayerNorm: layer_norm,
     functions.Embedding: embedding,
@@ -352,19 +332,9 @@ DESCRIBE = {
     operators.GetItem: get_item,
     operators.Reshape: reshape,
     operators.Transpose: transpose,
-    losses.CrossEntropy: cross_entropy,
-    losses.SquaredError: squared_error,
+    losses.CrossEntropy: loss_of("cross_entropy", "...t,...->", whole="t"),
+    losses.SquaredError: loss_of("squared_error", "...,...->"),
 }
-
-
-def describe(record, function, views):
-    """Record what a function computes from these views; ValueError if no description is known."""
-    if type(function) not in DESCRIBE:
-        raise WrongInput(
-            f"no index description of {type(function).__name__} is known; add one to "
-            "DESCRIBE in planning/tracing.py"
-        )
-    return DESCRIBE[type(function)](record, function, *views)
 
 
 def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -> Graph:
@@ -374,28 +344,31 @@ def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -
     ValueError for a function whose description is not known.
     """
     arrays = {"inputs": np.asarray(inputs), "targets": np.asarray(targets)}
-    inputs = arrays["inputs"]
-    given = Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
-    root = loss(model(given), arrays["targets"])
+    x: np.ndarray | Tensor = arrays["inputs"]
+    x = Tensor(x, requires_grad=True) if x.dtype.kind == "f" else x
+    root = loss(model(x), arrays["targets"])
     record = Recorder(root.dtype, arrays)
     for name, array in arrays.items():
         record.views[name] = record.value(name, array.shape, "input", array.dtype)
-    found: dict[Tensor | Function, View] = {}
-    if isinstance(given, Tensor):
-        found[given] = record.views["inputs"]
+    views: dict[Tensor | Function, View] = {}
+    if isinstance(x, Tensor):
+        views[x] = record.views["inputs"]
     for function in functions_below(root):
-        inputs = function.inputs or ()
-        if missing := [i for i, source in enumerate(inputs) if source is None]:
+        kind, sources = type(function), list[View]()
+        for i, source in enumerate(function.inputs or ()):
+            if source is None:
+                raise WrongInput(
+                    f"input {i} of {kind.__name__} needs no gradient, so that no function records "
+                    "it; trace a model without constants and frozen parameters"
+                )
+            if isinstance(source, Tensor) and source not in views:
+                name = source.name or f"parameter.{len(views)}"
+                views[source] = record.value(name, source.shape, "parameter", source.dtype)
+            sources.append(views[source])
+        if kind not in DESCRIBE:
             raise WrongInput(
-                f"input {missing[0]} of {type(function).__name__} needs no "
-                "gradient, so that no function records it; trace a model without constants and "
-                "frozen parameters"
+                f"no index description of {kind.__name__} is known; add one to "
+                "DESCRIBE in planning/tracing.py"
             )
-        sources = [source for source in inputs if source is not None]
-        for source in sources:
-            if isinstance(source, Tensor) and source not in found:
-                name = source.name or f"parameter.{len(found)}"
-                found[source] = record.value(name, source.shape, "parameter", source.dtype)
-        views = [found[source] for source in sources]
-        found[function] = describe(record, function, views)
+        views[function] = DESCRIBE[kind](record, function, *sources)
     return record.graph()

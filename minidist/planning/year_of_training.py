@@ -31,9 +31,9 @@ DAY = 24 * 3600.0
 MOST = 10**7  # events of a replay: a few minutes
 
 
-def _check(given, words: str, holds: Callable[[float], bool], *names: str) -> None:
+def _check(record, rule: str, holds: Callable[[float], bool], *names: str) -> None:
     for name in names:
-        check_number(f"{name} is {words}", getattr(given, name), holds)
+        check_number(f"{name} is {rule}", getattr(record, name), holds)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Run:
             check_number("links are finite, from 1", link, lambda x: 1 <= x < inf)
         if self.links and len(self.links) != (n := self.hosts + self.spares):
             raise WrongInput(f"links has {len(self.links)} numbers; give one of each of {n} hosts")
-        words = f"elastic is 1 to {self.hosts} hosts"
-        check_number(words, least, lambda x: 1 <= x <= self.hosts, Integral)
+        rule = f"elastic is 1 to {self.hosts} hosts"
+        check_number(rule, least, lambda x: 1 <= x <= self.hosts, Integral)
 
 
 @dataclass
@@ -226,8 +226,8 @@ class _Replay:
         """Seconds per second of full speed: all wait for the slowest host of each kind."""
         if self.doing != "train":
             return 1.0
-        found = zip(self.run.slowdowns, self.slow, strict=True)
-        more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in found if ends)
+        kinds = zip(self.run.slowdowns, self.slow, strict=True)
+        more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in kinds if ends)
         more += self.run.linked * (self.hosts[-1] - 1)
         return self.run.hosts / len(self.hosts) * (1 + more)
 
@@ -252,7 +252,7 @@ class _Replay:
     def evict(self, now: float) -> None:
         """Let spares take the place of hosts that are slow for too long, or have slower links."""
         before = now - self.run.evict
-        late = [(i, host) for i, own in enumerate(self.slow) for host in own if host[1] <= before]
+        late = [(i, host) for i, ends in enumerate(self.slow) for host in ends if host[1] <= before]
         for i, host in late[: len(self.spares)]:
             if host in self.slow[i]:  # else it was slow for two reasons, and is out
                 self.slow[i].remove(host)

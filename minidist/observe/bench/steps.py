@@ -222,8 +222,8 @@ def products_alone(make: Callable[[], Step]) -> Step:
 def of_products(contest: Rounds, name: str, aim: float | None, peak: int) -> dict:
     """Return the row of a step beside its products, and what its arrays take at most."""
     row = contest.row(name, name, "ours", aim, theirs=ALONE.format(name))
-    words = f"products {100 / row['ratio']:.0f} %, peak {peak / 1e6:.0f} MB"
-    return row | {"peer": "products", "note": words}
+    note = f"products {100 / row['ratio']:.0f} %, peak {peak / 1e6:.0f} MB"
+    return row | {"peer": "products", "note": note}
 
 
 def peak_bytes(make: Callable[[], Step]) -> int:

@@ -226,7 +226,7 @@ def markdown(rows: list[dict]) -> str:
     """Return Markdown: a line per workload; beside a peer's time ours over it."""
     (machine, *_), *works = [list(same) for _, same in groupby(rows, key=lambda row: row["name"])]
     cells = [HEAD, ("---",) * len(HEAD), *map(_cells, works)]
-    lines = [f"| {' | '.join(words)} |" for words in cells]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([f"Measured on {machine['note']}:", "", *lines])
 
 
@@ -236,7 +236,7 @@ def _cells(rows: list[dict]) -> tuple[str, ...]:
     share = peak = alone = "-"
     if products := by_peer.get("products"):
         alone = _ms(products["peer_ms"])
-        share, peak = (words.split(" ", 1)[1] for words in products["note"].split(", "))
+        share, peak = (part.split(" ", 1)[1] for part in products["note"].split(", "))
     step = rows[0]["name"], _ms(rows[0]["ours_ms"])
     return *step, alone, share, *(_peer(by_peer.get(name)) for name in PEERS), peak
 

@@ -12,6 +12,7 @@ build.py         the pages as part of the site, where Pyodide answers, or a tabl
 server.py        `minidist explore`: the same pages, answered by this package on this machine
 written.py       a reader's Python, which the server runs in the labs' sandbox
 real_run.py      a program on real ranks: certified, measured, simulated
+frame.html       what is around each page: its head, and the way to the others
 static/          one HTML file, and one script, per page; page.css and page.js are common to all
 
 A page's module has `FIRST`, its first question, `answer(**question)`, and `as_text(answer)`, which

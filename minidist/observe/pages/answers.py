@@ -43,7 +43,7 @@ def recorded(name: str) -> dict[str, dict]:
     A page that answers several at a time also has `record()`: pairs of questions and answers.
     """
     if hasattr(page(name), "record"):
-        return {as_key(each): found for each, found in page(name).record()}
+        return {as_key(each): answered for each, answered in page(name).record()}
     return {as_key(each): answer({"page": name, **each}) for each in page(name).questions()}
 
 

@@ -1,6 +1,7 @@
 """The pages as part of the site: copied, with their first answers, and with Pyodide beside them.
 
-build(folder)      folder/*.html, *.js, *.css    as in static/, the first answer in each page
+build(folder)      folder/*.html                 of static/, in frame.html, with its first answer
+                   folder/*.js, *.css, *.svg     as in static/
                    folder/answers/*.json         answers, where they need NumPy or ranks
                    folder/minidist.zip           the package's sources, which Pyodide imports
                    folder/pyodide/               Python for the browser, from its npm package
@@ -20,6 +21,7 @@ from minidist.errors import WrongInput
 from minidist.observe.pages import answers
 
 STATIC, PACKAGE = Path(__file__).with_name("static"), Path(__file__).parents[2]
+FRAME = Path(__file__).with_name("frame.html")  # around each page: what all have alike
 PYODIDE = "pyodide-314.0.7.tgz"
 DIGEST = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"  # sha256
 FILES = """pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm pyodide-lock.json
@@ -31,14 +33,13 @@ def build(folder: Path, cache: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(STATIC, folder)
     (folder / "answers").mkdir()
-    for name in answers.PAGES:
-        page = folder / f"{name}.html"
+    for name in ("index", *answers.PAGES):
         first = None
-        if hasattr(answers.page(name), "questions"):
+        if is_recorded(name):
             kept = recorded_once(name, cache)
             shutil.copy(kept, folder / "answers" / f"{name}.json")
             first = json.loads(kept.read_text("utf-8"))[answers.as_key(answers.page(name).FIRST)]
-        page.write_text(with_first_answer(name, page.read_text("utf-8"), first), "utf-8")
+        (folder / f"{name}.html").write_text(page_of(name, first), "utf-8")
     with zipfile.ZipFile(folder / "minidist.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in (".py", ".toml") and "course" not in path.parts:
@@ -61,15 +62,27 @@ def recorded_once(name: str, cache: Path) -> Path:
     return kept
 
 
-def with_first_answer(name: str, text: str, first: dict | None = None) -> str:
-    """Return a page with the answer to its first question, which its script draws at once."""
-    page = answers.page(name)
-    first = first or answers.answer({"page": name, **page.FIRST})
-    data = json.dumps({"question": page.FIRST, "answer": first}).replace("<", "\\u003c")
-    for mark, filled in {"first": data, "text": escape(page.as_text(first))}.items():
-        if (hole := f"<!-- {mark} -->") not in text:
+def is_recorded(name: str) -> bool:
+    """Return whether a page has its answers from a table that was made before."""
+    return name in answers.PAGES and hasattr(answers.page(name), "questions")
+
+
+def page_of(name: str, first: dict | None = None) -> str:
+    """Return a page in its frame, with the answer to its first question, which it draws at once."""
+    title, _, inside = (STATIC / f"{name}.html").read_text("utf-8").partition("\n")
+    link, recorded = f'href="{name}.html"', ' data-answers="recorded"' if is_recorded(name) else ""
+    text = FRAME.read_text("utf-8").replace(link, f'{link} aria-current="page"')
+    holes = {'<!-- name -->"': f'{name}"{recorded}', "<!-- title -->": title}
+    holes |= {"<!-- script -->": "page" if name == "index" else name, "<!-- page -->\n": inside}
+    if name in answers.PAGES:
+        page = answers.page(name)
+        first = first or answers.answer({"page": name, **page.FIRST})
+        data = json.dumps({"question": page.FIRST, "answer": first}).replace("<", "\\u003c")
+        holes |= {"<!-- first -->": data, "<!-- text -->": escape(page.as_text(first))}
+    for hole, filling in holes.items():
+        if hole not in text:
             raise WrongInput(f"{name}.html has no place for its first answer: {hole}")
-        text = text.replace(hole, filled)
+        text = text.replace(hole, filling)
     return text
 
 

@@ -80,23 +80,23 @@ def answer(ask: str = "estimate", **question: int | str) -> Fields:
         )
         result[kind] = next(same, "")
     if run := next((run for run in RUNS if run.name == result["runs"]), None):
-        words = {"seconds": seconds_of(run.seconds), "mfu": f"{run.mfu:.1%}"}
+        printed = {"seconds": seconds_of(run.seconds), "mfu": f"{run.mfu:.1%}"}
         ratio = result["totals"][0]["value"] / run.seconds
-        result["published"] = words | {"value": run.seconds, "ratio": f"{ratio:.2f}"}
+        result["published"] = printed | {"value": run.seconds, "ratio": f"{ratio:.2f}"}
     return result | ({"choices": choices()} if ask == "first" else {})
 
 
 def row(e: Estimate) -> Fields:
     """Return a plan that the search found, as text and as fields of the form."""
     time = f"{'' if e.simulated else '>= '}{seconds_of(e.seconds)}"
-    words = {"short": in_short(e.plan), "seconds": time, "held": bytes_of(e.held), "fits": e.fits}
-    return words | {"mfu": f"{e.mfu:.0%}", "why": e.why, "fields": fields_of(e.plan, PLAN)}
+    shown = {"short": in_short(e.plan), "seconds": time, "held": bytes_of(e.held), "fits": e.fits}
+    return shown | {"mfu": f"{e.mfu:.0%}", "why": e.why, "fields": fields_of(e.plan, PLAN)}
 
 
 def read(fields: Fields) -> tuple[TransformerSize, Plan, Machine, int]:
     """Return what a form says. ValueError: the package's own sentence."""
-    words = {"yes": True, "no": False}
-    values: Fields = {name: words.get(value, value) for name, value in fields.items()}
+    meanings = {"yes": True, "no": False}
+    values: Fields = {name: meanings.get(value, value) for name, value in fields.items()}
     size = TransformerSize(**{attribute: values[name] for name, attribute in SIZE.items()})
     values["shards"] = values["shards"] or None
     plan = Plan(**{attribute: values[name] for name, attribute in PLAN.items()})
@@ -122,9 +122,9 @@ def estimate(size: TransformerSize, plan: Plan, machine: Machine, batch: int) ->
     groups: Fields = {"fits": e.fits, "room": e.room, "room_text": here["room"]}
 
     def add(group: str, name: str, value: float, text: str, **more) -> None:
-        said = {"words": WORDS.get(name, name)} | SAID[group][name]
-        said |= {"name": name, "value": value, "text": text}
-        groups.setdefault(group, []).append(said | {"here": said["here"].format(**here, **more)})
+        entry = {"words": WORDS.get(name, name)} | SAID[group][name]
+        entry |= {"name": name, "value": value, "text": text}
+        groups.setdefault(group, []).append(entry | {"here": entry["here"].format(**here, **more)})
 
     add("totals", "seconds", e.seconds, seconds_of(e.seconds))
     add("totals", "mfu", e.mfu, f"{e.mfu:.1%}")

@@ -82,8 +82,8 @@ def row_of(name: str, entry: Strategy, case: Case, size: int, explain: bool = Tr
     row |= {"bytes": [moved, right_bytes], "seen": [check for check, red in checks.items() if red]}
     if worst and explain:
         row["worst"] = [factor(one, got[one.rank], promise.want) for one in worst[:8]]
-        _, *words = equivalence.row(case, outcomes, promise, got)["detail"]
-        row["cause"] = "; ".join(each for each in words if each != UNKNOWN)
+        _, *reasons = equivalence.row(case, outcomes, promise, got)["detail"]
+        row["cause"] = "; ".join(each for each in reasons if each != UNKNOWN)
     return row
 
 
@@ -108,8 +108,8 @@ def same(losses: list[list[float]], others: list[list[float]]) -> bool:
 def ended(error: CommError) -> str:
     """Return what ended a run: the package's table, or what a rank raised."""
     cause = error.__cause__
-    own = cause is None or isinstance(cause, CommError)
-    return f"{type(error).__name__}: {error if own else f'{type(cause).__name__}: {cause}'}"
+    ours = cause is None or isinstance(cause, CommError)
+    return f"{type(error).__name__}: {error if ours else f'{type(cause).__name__}: {cause}'}"
 
 
 def factor(one: Comparison, got: dict, want: dict) -> dict:
@@ -133,9 +133,9 @@ def judged(name: str) -> dict:
 
 
 def described(name: str, rows: list[dict]) -> dict:
-    words = {word: getattr(chosen()[name], word) for word in WORDS}
+    fields = {word: getattr(chosen()[name], word) for word in WORDS}
     more = {"diff": chosen()[name].diff(), "rows": rows, "sees": summary(rows)}
-    return {"mistake": name, **words, **more}
+    return {"mistake": name, **fields, **more}
 
 
 def summary(rows: list[dict]) -> str:
@@ -147,8 +147,8 @@ def summary(rows: list[dict]) -> str:
         "the run does not end well": sum(bool(row["error"]) for row in rows),
         "all checks pass": sum(not row["seen"] for row in rows),
     }
-    words = [f"{n} of {plural(len(rows), 'case')}: {what}" for what, n in counts.items() if n]
-    return ". ".join(words or [f"In each of {plural(len(rows), 'case')} a check sees it"]) + "."
+    sentences = [f"{n} of {plural(len(rows), 'case')}: {what}" for what, n in counts.items() if n]
+    return ". ".join(sentences or [f"In each of {plural(len(rows), 'case')} a check sees it"]) + "."
 
 
 def in_a_new_process(names: list[str]) -> list[dict]:
@@ -163,11 +163,11 @@ def in_a_new_process(names: list[str]) -> list[dict]:
         out = subprocess.run(command, cwd=HOME, stdout=subprocess.PIPE, timeout=limit).stdout
     except subprocess.TimeoutExpired as late:
         out = late.stdout or b""
-    found = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
-    if left := names[len(found) :]:
+    answers = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+    if left := names[len(answers) :]:
         lost = {"strategy": "", "case": "", "ranks": 0, "error": LOST, "seen": ["it ends"]}
-        found += [described(left[0], [lost]), *in_a_new_process(left[1:])]
-    return found
+        answers += [described(left[0], [lost]), *in_a_new_process(left[1:])]
+    return answers
 
 
 def answer(mistake: str = "", program: str = "") -> dict:
@@ -196,7 +196,7 @@ def questions() -> list[dict[str, str]]:
 def record() -> Iterator[tuple[dict[str, str], dict]]:
     """Yield all questions with their answers; two processes at a time run a family each."""
     groups = groupby(chosen().values(), key=lambda mistake: mistake.family)
-    families = [[mistake.name for mistake in own] for _, own in groups]
+    families = [[mistake.name for mistake in members] for _, members in groups]
     with ThreadPoolExecutor(2) as threads:
         for answers in threads.map(in_a_new_process, families):
             yield from (({"mistake": each["mistake"]}, each) for each in answers)

@@ -102,23 +102,24 @@ def steps(programs: Programs) -> Iterator[dict]:
     for row in equivalence.verify_program(programs):
         rows.append(row)
         proved = equivalence.Certificate("the program", row["promise"], rows)
-        words = f"On {ranks} processes every parameter of {len(rows)} models has one device's "
-        words += f"gradient; the largest error is {max(r['error'] for r in rows):.1e}."
-        words = words if proved.ok else repr(proved)
+        verdict = f"On {ranks} processes every parameter of {len(rows)} models has one device's "
+        verdict += f"gradient; the largest error is {max(r['error'] for r in rows):.1e}."
+        verdict = verdict if proved.ok else repr(proved)
         yield {
-            "certificate": {"ok": proved.ok, "words": words, "rows": rows},
+            "certificate": {"ok": proved.ok, "words": verdict, "rows": rows},
             "progress": f"compared with one device: {row['case']}",
             "fraction": len(rows) / 8,
         }
     yield {"progress": "seven steps of the program, five of them measured"}
     real = measure_pipeline(programs, ranks, micro_batches_of(programs))
-    words = f"measured {real.makespan * 1e3:.1f} ms, {real.ratio:.2f} times the simulated makespan"
+    outcome = f"measured {real.makespan * 1e3:.1f} ms, {real.ratio:.2f} times the simulated "
+    outcome += "makespan"
     if ranks > (cores := limits.cores()):
-        words += f"; {ranks} ranks share {cores} cores, which the simulation does not know"
+        outcome += f"; {ranks} ranks share {cores} cores, which the simulation does not know"
     simulated = {"rows": _rows(real.simulation.timeline), "makespan": real.simulation.makespan}
     measured = {"rows": _rows(real.log), "makespan": real.makespan}
     yield {"measured": measured, "simulated": simulated, "ratio": real.ratio}
-    yield {"progress": words, "fraction": 1.0}
+    yield {"progress": outcome, "fraction": 1.0}
 
 
 def _rows(log: EventLog) -> list[list[dict]]:

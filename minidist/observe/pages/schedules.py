@@ -86,8 +86,8 @@ def _named(asked: dict) -> Programs:
     if asked["replicas"]:
         options["replicas"] = tuple(map(_number, str(asked["replicas"]).split()))
     if asked["schedule"] == "zb_auto":
-        given = _durations(asked)
-        options |= {name: given[name] for name in (*TIMES, "latency")}
+        durations = _durations(asked)
+        options |= {name: durations[name] for name in (*TIMES, "latency")}
         options["memory"] = _number(asked["limit"])
     made = built(asked["schedule"], p, m, chunks, **options)
     check_number(ACTIONS, sum(map(len, made)), lambda n: n <= MOST_ACTIONS)
@@ -105,21 +105,21 @@ def _read(text: str) -> Programs:
 
 def _number(text: str, reader: Callable = exact_time):
     """Return the number in a text, by a reader of the command line; None if it is empty."""
-    words = "" if text is None else str(text).replace(",", " ")
+    cleaned = "" if text is None else str(text).replace(",", " ")
     try:
-        return reader(",".join(words.split())) if words else None
+        return reader(",".join(cleaned.split())) if cleaned else None
     except ArgumentTypeError as error:
         raise WrongInput(str(error)) from None
 
 
 def _durations(asked: dict) -> dict:
     """Return the times that `simulate` takes; the latency has what the bandwidth adds."""
-    given = {name: _number(asked[name], exact_times) for name in TIMES}
-    given |= {name: _number(asked[name]) for name in ("latency", "overhead")}
+    durations = {name: _number(asked[name], exact_times) for name in TIMES}
+    durations |= {name: _number(asked[name]) for name in ("latency", "overhead")}
     if (rate := _number(asked["bandwidth"])) is not None:
         check_number("a bandwidth is more than 0 transfers per unit", rate, lambda t: t > 0)
-        given["latency"] += divided(1, rate)
-    return {name: tuple(t) if isinstance(t, list) else t for name, t in given.items()}
+        durations["latency"] += divided(1, rate)
+    return {name: tuple(t) if isinstance(t, list) else t for name, t in durations.items()}
 
 
 def _judged(made: Programs, m: int, asked: dict) -> dict:

@@ -68,8 +68,8 @@ class Server(ThreadingHTTPServer):
         if self.signals:
             sys.exit(128 + self.signals[0])
 
-    def __exit__(self, *given) -> None:
-        super().__exit__(*given)
+    def __exit__(self, *error) -> None:
+        super().__exit__(*error)
         for run in self.runs.values():
             run.stop()
         self.written.close()
@@ -83,20 +83,17 @@ class Server(ThreadingHTTPServer):
         page, _, kind = name.rpartition(".")
         if kind != "html":
             return FILES[name].read_bytes()
-        text = FILES[name].read_text("utf-8")
-        if page in answers.PAGES:
-            text = build.with_first_answer(page, text)
         token = f'<head>\n<meta name="minidist-token" content="{self.token}">'
-        return text.replace("<head>", token, 1).encode()
+        return build.page_of(page).replace("<head>", token, 1).encode()
 
-    def answer(self, kind: str, given: dict) -> dict:
+    def answer(self, kind: str, question: dict) -> dict:
         """Return the answer to a POST. ValueError: why there is none."""
         check_name("question", kind, ("answer", "run", "status", "cancel"))
         if kind == "answer":
-            return self._judged(given) if given.get("python") else answers.answer(given)
+            return self._judged(question) if question.get("python") else answers.answer(question)
         if kind == "run":
-            return self._started(str(given.get("text", "")))
-        if (run := self.runs.get(str(given.get("run")))) is None:
+            return self._started(str(question.get("text", "")))
+        if (run := self.runs.get(str(question.get("run")))) is None:
             raise WrongInput("this run is not known any more; start it again")
         if kind == "cancel":
             run.stop()
@@ -114,8 +111,8 @@ class Server(ThreadingHTTPServer):
 
     def _defences(self) -> str:
         """Return what a reader's Python is confined by, if that is less than it should be."""
-        words = self.written.sandbox.defences
-        return "" if words.startswith("bubblewrap") else words
+        defences = self.written.sandbox.defences
+        return "" if defences.startswith("bubblewrap") else defences
 
     def _started(self, text: str) -> dict:
         with self._starting:

@@ -85,8 +85,8 @@ def state(fabric: Fabric, done: bool) -> dict:
     rows = [row for row in fabric.snapshot().rows if row.sources]
     if done or not rows:
         return {"words": "has finished" if done else "can go on", "for": []}
-    words = f"waits in {rows[0].operation.partition('(')[0]}"
-    return {"words": words, "for": list(rows[0].sources)}
+    description = f"waits in {rows[0].operation.partition('(')[0]}"
+    return {"words": description, "for": list(rows[0].sources)}
 
 
 def lit(ranks: list[dict]) -> list[list[int]]:
@@ -122,12 +122,12 @@ class NotedCluster(Cluster):
 def stepped(name: str, seed: int) -> dict:
     """Run a program; return its steps, and how it ends, as the package says it."""
     with NotedCluster(SIZES[PROGRAMS[name]], "thread", interleaving=seed) as cluster:
-        verdict, words = "finishes", "every rank has finished"
+        verdict, message = "finishes", "every rank has finished"
         try:
             cluster.run(PROGRAMS[name])
         except CommError as error:
-            verdict, words = type(error).__name__, str(error)
-    return {"verdict": verdict, "words": words, "steps": cluster.steps}
+            verdict, message = type(error).__name__, str(error)
+    return {"verdict": verdict, "words": message, "steps": cluster.steps}
 
 
 def answer(name: str) -> dict:

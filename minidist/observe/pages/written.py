@@ -41,10 +41,10 @@ def text_of(source: str, p: int, m: int) -> str:
         lines = [n for at, n in walk_tb(error.__traceback__) if at.f_code.co_filename == FILE]
         if isinstance(error, SyntaxError) and error.filename == FILE:
             lines.append(error.lineno or 1)
-        line, words = (lines or [1])[-1], type(error).__name__
+        line, message = (lines or [1])[-1], type(error).__name__
         with suppress(BaseException):  # an exception of the reader's own has any __str__
-            words = format_exception_only(error)[-1].strip()[:300]
-        raise Unreadable(f"line {line}: {words}", line) from None
+            message = format_exception_only(error)[-1].strip()[:300]
+        raise Unreadable(f"line {line}: {message}", line) from None
 
 
 def _lines(names: dict, p: int, m: int) -> Iterator[str]:
@@ -61,9 +61,9 @@ def _lines(names: dict, p: int, m: int) -> Iterator[str]:
             raise _fault(placement, None, what)
         yield "placement  " + " | ".join(" ".join(map(str, stages)) for stages in of_ranks)
     for rank in range(p):
-        words = list(_words(program, rank, p, m, left))
-        left -= len(words)
-        yield f"rank {rank}".ljust(10) + " " + " ".join(words)
+        row = list(_words(program, rank, p, m, left))
+        left -= len(row)
+        yield f"rank {rank}".ljust(10) + " " + " ".join(row)
 
 
 def _words(program: Callable, rank: int, p: int, m: int, left: int) -> Iterator[str]:

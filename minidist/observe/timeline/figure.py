@@ -211,9 +211,9 @@ def _room(axes, bar: Bar, factor) -> float:
     return right - left
 
 
-def _centred(axes, bar: Bar, words: str, size: float, factor) -> Any:
+def _centred(axes, bar: Bar, label: str, size: float, factor) -> Any:
     middle = float((bar.event.start + bar.event.end) / 2 * factor)
-    written = axes.text(middle, bar.y + bar.height / 2, words, color=bar.ink, fontsize=size)
+    written = axes.text(middle, bar.y + bar.height / 2, label, color=bar.ink, fontsize=size)
     written.set(ha="center", va="center_baseline", clip_on=True, parse_math=False)
     return written
 
@@ -222,8 +222,8 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
     """Write micro-batches where they fit, all in the largest size in which nearly all fit."""
 
     @cache
-    def width(words: str, size: float) -> float:
-        probe = figure.text(0, 0, words, fontsize=size)
+    def width(label: str, size: float) -> float:
+        probe = figure.text(0, 0, label, fontsize=size)
         pixels = probe.get_window_extent().width
         probe.remove()
         return pixels
@@ -231,12 +231,12 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
     numbers = [(b, micro_batches(actions(b.event.name)), _room(axes, b, factor) - 2) for b in bars]
 
     def fits(size: float) -> list:
-        return [(bar, words) for bar, words, room in numbers if width(words, size) <= room]
+        return [(bar, label) for bar, label, room in numbers if width(label, size) <= room]
 
     most = 0.9 * len(fits(SIZES[-1]))
     size = next(size for size in SIZES if len(fits(size)) >= most)
-    for bar, words in fits(size):
-        _centred(axes, bar, words, size, factor)
+    for bar, label in fits(size):
+        _centred(axes, bar, label, size, factor)
 
 
 def _write(axes, bar: Bar, factor) -> None:
@@ -246,8 +246,8 @@ def _write(axes, bar: Bar, factor) -> None:
         return
     communicates = bar.meaning == "communication"
     texts = [f"{e.name}, {bytes_text(e.bytes)}"] if communicates and e.bytes else []
-    for words in [*texts, e.name, kind(e.name)]:
-        written = _centred(axes, bar, words, 8, factor)
+    for label in [*texts, e.name, kind(e.name)]:
+        written = _centred(axes, bar, label, 8, factor)
         if communicates:
             written.set_bbox({"facecolor": bar.color, "edgecolor": "none", "pad": 1})
         if written.get_window_extent().width + 6 <= room:

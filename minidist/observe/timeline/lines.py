@@ -35,9 +35,9 @@ MEANINGS = {
 
 def actions(name: str) -> list[Action]:
     """Return the actions that an event's name lists; none if it names something else."""
-    words = name.split(" ")
-    listed = [action for word in words if (action := read_action(word))]
-    return listed if len(listed) == len(words) else []
+    names = name.split(" ")
+    listed = [action for word in names if (action := read_action(word))]
+    return listed if len(listed) == len(names) else []
 
 
 def kind(name: str) -> str:

@@ -45,17 +45,17 @@ def level_bytes(n: int, itemsize: int, hosts: list[int]) -> list[tuple[int, int]
     between  an all_reduce, in rank order, of s_r elements over h hosts: 2 (h - 1) n from all ranks
     """
     places, k = places_on(hosts)
-    sizes, found = split_sizes(n, k), []
+    sizes, levels = split_sizes(n, k), []
     for r, (host, place) in enumerate(zip(hosts, places, strict=True)):
-        own = sizes[place] if place < k else 0
-        inside = n - own + (hosts.count(host) - 1) * own
-        between = _in_rank_order(own, len(set(hosts)))[places[:r].count(place)] if own else 0
-        found.append((itemsize * inside, itemsize * between))
-    return found
+        s = sizes[place] if place < k else 0
+        inside = n - s + (hosts.count(host) - 1) * s
+        between = _in_rank_order(s, len(set(hosts)))[places[:r].count(place)] if s else 0
+        levels.append((itemsize * inside, itemsize * between))
+    return levels
 
 
 def _in_rank_order(n: int, N: int) -> list[int]:
-    return [n - own + (N - 1) * own for own in split_sizes(n, N)]
+    return [n - s + (N - 1) * s for s in split_sizes(n, N)]
 
 
 def _children(r: int, N: int) -> int:

@@ -14,7 +14,7 @@ def ring_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple[in
     """
     T, N, kv = sum(sizes), len(sizes), n if kv is None else kv
     forward = [2 * kv * (T - sizes[(r + 1) % N]) for r in range(N)]
-    return [(sent, sent + 2 * kv * (T - own)) for sent, own in zip(forward, sizes, strict=True)]
+    return [(sent, sent + 2 * kv * (T - T_r)) for sent, T_r in zip(forward, sizes, strict=True)]
 
 
 def ulysses_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple[int, int]]:
@@ -27,7 +27,7 @@ def ulysses_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple
     kv  as it travels: with N > K the bytes of N heads
     """
     T, N, kv = sum(sizes), len(sizes), n if kv is None else kv
-    there, back = [own * (N - 1) for own in sizes], [T - own for own in sizes]
+    there, back = [T_r * (N - 1) for T_r in sizes], [T - T_r for T_r in sizes]
     of_qkv, of_o = (n + 2 * kv) // N, n // N
     return [
         (a * of_qkv + b * of_o, a * of_o + b * of_qkv) for a, b in zip(there, back, strict=True)

@@ -234,12 +234,12 @@ def minidist(size: TransformerSize, plan: Plan, b: int) -> Kept:
     T = positions(size, plan)
     whole = in_one_piece(size.sequence)
     logarithms = plan.cp > 1 or plan.recompute == "selective" or not whole
-    found = layers_keep(size, b, T, plan, block_keeps(size, b, T, plan.itemsize, logarithms))
+    kept = layers_keep(size, b, T, plan, block_keeps(size, b, T, plan.itemsize, logarithms))
     if plan.recompute != "full":
-        return found
+        return kept
     inputs = plan.itemsize * b * T * size.width // (plan.tp if plan.sequence else 1)
-    again = found.block
-    return found._replace(block=inputs, deferred_block=again + found.deferred_block, once=again)
+    again = kept.block
+    return kept._replace(block=inputs, deferred_block=again + kept.deferred_block, once=again)
 
 
 def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:

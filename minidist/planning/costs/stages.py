@@ -89,8 +89,8 @@ def stages_of(size: TransformerSize, plan: Plan, rank: int) -> list[StageLayers]
     if not 0 <= rank < plan.pp:
         raise WrongInput(f"rank {rank} is not in a pipeline of {plan.pp}; use 0 to {plan.pp - 1}")
     stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
-    own = placement(plan.schedule, plan.pp, plan.chunks)[rank]
-    return [stages[k] for k in own]
+    numbers = placement(plan.schedule, plan.pp, plan.chunks)[rank]
+    return [stages[k] for k in numbers]
 
 
 class Parameters(NamedTuple):
@@ -141,8 +141,8 @@ def block_parameters(size: TransformerSize, plan: Plan) -> Parameters:
     attention, expert = size.attention_parameters(plan.tp), size.expert_parameters(plan.tp)
     if not size.experts:
         return Parameters(attention + expert)
-    own, shared = -(-size.experts // plan.ep), size.expert_parameters(plan.tp, size.shared)
-    return Parameters(attention + size.width * size.experts + shared, own * expert)
+    experts, shared = -(-size.experts // plan.ep), size.expert_parameters(plan.tp, size.shared)
+    return Parameters(attention + size.width * size.experts + shared, experts * expert)
 
 
 def in_flight(schedule: str, p: int, m: int, v: int) -> tuple[tuple[Entry, ...], ...]:
@@ -182,11 +182,11 @@ def entries(program: list[Action], v: int) -> tuple[Entry, ...]:
 
     Of forward passes in a row only the last one counts: it holds more than those before.
     """
-    now, found, grown = [0] * (2 * v), set(), False
+    now, points, grown = [0] * (2 * v), set(), False
     for action in program:
         kind, c = type(action), action.chunk
         if grown and kind is not Forward:
-            found.add(tuple(now))
+            points.add(tuple(now))
         grown = kind is Forward
         if grown:
             now[c] += 1
@@ -197,7 +197,7 @@ def entries(program: list[Action], v: int) -> tuple[Entry, ...]:
         elif kind is BackwardWeight:
             now[c] -= 1
             now[v + c] -= 1
-    return tuple(sorted(largest(found)))
+    return tuple(sorted(largest(points)))
 
 
 def peak_of(points: Iterable[Entry], each: list[int]) -> int:
@@ -205,10 +205,10 @@ def peak_of(points: Iterable[Entry], each: list[int]) -> int:
     return max(sum(map(mul, point, each)) for point in points)
 
 
-def largest(found: set[Entry]) -> list[Entry]:
+def largest(points: set[Entry]) -> list[Entry]:
     """Return the entries that no other one exceeds; only one with a larger sum can do so."""
     kept: list[Entry] = []
-    for total, group in groupby(sorted(found, key=sum, reverse=True), key=sum):
+    for total, group in groupby(sorted(points, key=sum, reverse=True), key=sum):
         above = [e for e in kept if sum(e) > total]
         kept += [e for e in group if not any(all(map(ge, other, e)) for other in above)]
     return kept

@@ -123,10 +123,10 @@ def _bytes(case: Workload, N: int, numbers: int) -> int:
 
 def shapes_of(model: nn.Sequential) -> list[tuple[int, ...]]:
     """Return the shapes [C, F] of the weights of linear layers."""
-    found = [layer.weight.shape for layer in model.layers if isinstance(layer, nn.Linear)]
-    if len(found) < len(model.layers):
+    shapes = [layer.weight.shape for layer in model.layers if isinstance(layer, nn.Linear)]
+    if len(shapes) < len(model.layers):
         raise WrongInput("only an nn.MLP has a closed form; measure a step of other layers")
-    return found
+    return shapes
 
 
 def pipeline_bytes(case: Workload, programs: Programs) -> int:
@@ -155,8 +155,8 @@ def replicated_bytes(case: Workload, cut: list[range], replicas: list[int], m: i
     for part, k in zip(cut, replicas, strict=True):
         if part.stop < len(case.model.layers):
             moved += 2 * sizes[part.stop - 1]
-        own = [p for i in part for p in case.model.layers[i].parameters() if p.requires_grad]
-        moved += ceil(m / k) * 2 * (k - 1) * sum(p.data.nbytes for p in own)
+        parameters = [p for i in part for p in case.model.layers[i].parameters() if p.requires_grad]
+        moved += ceil(m / k) * 2 * (k - 1) * sum(p.data.nbytes for p in parameters)
     return moved
 
 

@@ -46,21 +46,21 @@ def traffic(size: TransformerSize, plan: Plan, batch: int) -> Sent:
     that of another.
     """
     each = [sent(size, plan, batch, r) for r in range(plan.pp)]
-    return {axis: max(own[axis] for own in each) for axis in each[0]}
+    return {axis: max(of_rank[axis] for of_rank in each) for axis in each[0]}
 
 
 def sent(size: TransformerSize, plan: Plan, batch: int, rank: int = 0) -> Sent:
     """Return {axis: (bytes, operations)} of rank 0 to pp - 1; ranks differ on pp only."""
     check_split(size, plan)
     rows = micro_batch(plan, batch) * positions(size, plan)
-    found = {
+    by_axis = {
         "dp": over_data(size, plan, rank),
         "pp": over_pipeline(size, plan, rank, rows),
         "tp": over_tensor(size, plan, rank, rows),
         "cp": over_context(size, plan, rank, rows),
         "ep": over_experts(size, plan, rank, rows),
     }
-    return {axis: (ceil(nbytes), number) for axis, (nbytes, number) in found.items()}
+    return {axis: (ceil(nbytes), number) for axis, (nbytes, number) in by_axis.items()}
 
 
 def passes(size: TransformerSize, plan: Plan, rank: int) -> int:
@@ -98,9 +98,9 @@ def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tupl
     if plan.sequence:  # gradients of norms, of biases of split rows, of positions and gates
         held = sum(stage.blocks for stage in stages)
         rows_of_C = 2 * size.norm + (0 if size.llama else 1 + biases)
-        own = held * (rows_of_C + size.experts) * C
-        own += embeddings * size.positions * C + heads * size.norm * C
-        moved += 2 * own * plan.itemsize
+        summed = held * (rows_of_C + size.experts) * C
+        summed += embeddings * size.positions * C + heads * size.norm * C
+        moved += 2 * summed * plan.itemsize
         count += held * (rows_of_C + (1 if size.experts else 0)) + heads * size.norm
         count += embeddings if size.positions else 0
     return Fraction(plan.tp - 1, plan.tp) * moved, count
@@ -116,10 +116,10 @@ def over_pipeline(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tu
     p, m = plan.pp, plan.micro_batches
     if p == 1:
         return Fraction(0), 0
-    own = placement(plan.schedule, p, plan.chunks)
-    rank_of = {k: r for r, held in enumerate(own) for k in held}
+    placed = placement(plan.schedule, p, plan.chunks)
+    rank_of = {k: r for r, held in enumerate(placed) for k in held}
     last = len(rank_of) - 1
-    ways = [k + step for k in own[rank] for step in (1, -1) if 0 <= k + step <= last]
+    ways = [k + step for k in placed[rank] for step in (1, -1) if 0 <= k + step <= last]
     messages = m * sum(1 for k in ways if rank_of[k] != rank)
     moved = messages * message_bytes(size, plan, rows)
     if size.tied and rank_of[0] != rank_of[last] and rank in (rank_of[0], rank_of[last]):
@@ -201,5 +201,5 @@ def copied_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int
     And in how many all_reduces: one for each layer, if there are other copies.
     """
     h = plan.data // plan.sharing
-    own = Fraction(sum(layer.dense + layer.experts for layer in layers), plan.sharing)
-    return 2 * Fraction(h - 1, h) * own, len(layers) if h > 1 else 0
+    shard = Fraction(sum(layer.dense + layer.experts for layer in layers), plan.sharing)
+    return 2 * Fraction(h - 1, h) * shard, len(layers) if h > 1 else 0

@@ -196,5 +196,5 @@ def _of_llama(model: "nn.Llama") -> dict[str, Any]:
 
 def _of_mixture(mixture: "nn.MixtureOfExperts") -> dict[str, Any]:
     C, width = mixture.gate.weight.shape[0], mixture.expert_width
-    own = {"expert_width": 0 if width == 4 * C else width, "shared": mixture.shared_experts}
-    return {"top_k": mixture.top_k} | own
+    sizes = {"expert_width": 0 if width == 4 * C else width, "shared": mixture.shared_experts}
+    return {"top_k": mixture.top_k} | sizes

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from minidist.pieces import in_one_piece
 from minidist.planning.costs import traffic
+from minidist.planning.costs.memory import positions
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Machine, Plan
 
@@ -74,19 +75,19 @@ def block_products(size: TransformerSize, plan: Plan, b: int) -> tuple[list, lis
     are assumed to be spread evenly over experts: a rank has E/ep of them.
     """
     C, tp = size.width, plan.tp
-    held = ceil(size.sequence / plan.cp)
+    held = positions(size, plan)
     rows, heads, D = b * held, ceil(size.heads / tp), size.width // size.heads
     columns = heads + 2 * ceil(size.key_heads / tp)  # of queries; of keys and values
     weights = [Product(rows, C, columns * D), Product(rows, heads * D, C)]
-    F, own, n = ceil(size.hidden / tp), rows, 1
+    F, per_expert, n = ceil(size.hidden / tp), rows, 1
     if size.experts:
         n = ceil(size.experts / plan.ep)
-        own = ceil(rows * size.top_k / n)
+        per_expert = ceil(rows * size.top_k / n)
         weights.append(Product(rows, C, size.experts))
     if size.shared:
         all_shared = ceil(size.shared * size.hidden / tp)
         weights += [Product(rows, C, all_shared), Product(rows, all_shared, C)]
-    weights += [Product(own, C, 2 * F if size.llama else F, n), Product(own, F, C, n)]
+    weights += [Product(per_expert, C, 2 * F if size.llama else F, n), Product(per_expert, F, C, n)]
     attention = [
         Product(held, D, size.sequence, b * heads),
         Product(held, size.sequence, D, b * heads),
@@ -103,7 +104,7 @@ def element_wise(
     backward of two arguments reads both. Scores of short rows are written, and read by the next
     product; longer ones stay in tiles.
     """
-    rows, C, tp = b * ceil(size.sequence / plan.cp), size.width, plan.tp
+    rows, C, tp = b * positions(size, plan), size.width, plan.tp
     whole, split = rows * C / (tp if plan.sequence else 1), rows * size.hidden / tp
     scores = rows * ceil(size.heads / tp) * (size.sequence if in_one_piece(size.sequence) else 0)
     forward = (2 * 2 + 2 * 3) * whole + 2 * split + 2 * scores
@@ -131,7 +132,7 @@ def block_times(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> 
 
 def head_times(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> Times:
     """Return the seconds of the product that gives the logits, [B T/cp, V/tp]."""
-    logits = Product(b * ceil(size.sequence / plan.cp), size.width, ceil(size.vocab / plan.tp))
+    logits = Product(b * positions(size, plan), size.width, ceil(size.vocab / plan.tp))
     one = logits.seconds(machine, plan.itemsize)
     return Times(one, one, one)
 
@@ -193,7 +194,7 @@ class Block(NamedTuple):
 @lru_cache(100_000)
 def block_of(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> Block:
     """Return the times of b examples; what embedding and head send is spread over the blocks."""
-    rows, runs = b * ceil(size.sequence / plan.cp), plan.micro_batches * size.layers
+    rows, runs = b * positions(size, plan), plan.micro_batches * size.layers
     alone = replace(plan, pp=1, schedule="1f1b", chunks=1, cut="layers")
     ways = {"tp": traffic.over_tensor, "ep": traffic.over_experts, "cp": traffic.over_context}
     links = {

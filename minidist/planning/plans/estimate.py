@@ -34,14 +34,14 @@ or where it would save nothing, the whole batch is simulated.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple
 
 from minidist.errors import WrongInput
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Programs
 from minidist.planning.costs import traffic
-from minidist.planning.costs.memory import memory
+from minidist.planning.costs.memory import memory, positions
 from minidist.planning.costs.stages import (
     Entry,
     StageLayers,
@@ -118,14 +118,8 @@ def _same(a, b) -> bool:
 Held = dict[str, int]  # bytes by kind
 
 
-def fullest(size: TransformerSize, plan: Plan, batch: int) -> Held:
-    """Return the bytes of the pipeline rank that holds most."""
-    most = fullest_within(size, plan, batch, inf)
-    return {} if most is None else most
-
-
-def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) -> Held | None:
-    """Return the bytes of the rank that holds most; None as soon as one is above the limit."""
+def fullest(size: TransformerSize, plan: Plan, batch: int, limit: float = inf) -> Held:
+    """Return the bytes of the pipeline rank that holds most; {} if one is above the limit."""
     p, v = plan.pp, plan.chunks
     m = bounded(plan.schedule, p, plan.micro_batches)
     most: Held = {}
@@ -133,8 +127,8 @@ def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) 
         points = most_in_flight(ranks, plan.schedule, p, m, v)
         held = memory(size, plan, batch, ranks[0], points=points)
         if sum(held.values()) > limit:
-            return None
-        most = max(most, held, key=lambda own: sum(own.values()))
+            return {}
+        most = max(most, held, key=lambda by_kind: sum(by_kind.values()))
     return most
 
 
@@ -145,10 +139,10 @@ def alike(layers: int, cut: str, schedule: str, p: int, chunks: int) -> list[tup
     They hold the same for each micro-batch in flight.
     """
     stages = cut_of(layers, p * chunks, cut)
-    found: dict[tuple, list[int]] = {}
-    for r, own in enumerate(placement(schedule, p, chunks)):
-        found.setdefault(tuple(stages[k] for k in own), []).append(r)
-    return [tuple(ranks) for ranks in found.values()]
+    groups: dict[tuple, list[int]] = {}
+    for r, numbers in enumerate(placement(schedule, p, chunks)):
+        groups.setdefault(tuple(stages[k] for k in numbers), []).append(r)
+    return [tuple(ranks) for ranks in groups.values()]
 
 
 @lru_cache(10_000)
@@ -247,7 +241,7 @@ class Step:
 
     def most(self, each: list) -> float:
         """Return the sum of a rank's virtual stages, on the rank that has most."""
-        return max(sum(each[k] for k in own) for own in self.placement)
+        return max(sum(each[k] for k in numbers) for numbers in self.placement)
 
     def with_data(
         self, stage: StageLayers, scatter: float, gather: float, between: float
@@ -293,19 +287,19 @@ class Step:
         size, plan = self.size, self.plan
         layers = stage_parameters(size, plan, stage, size.tied and self.ends_meet())
         n, ep = (plan.sharing, plan.ep) if plan.zero else (1, 1)
-        own = sum(held.dense + ep * held.experts for held in layers) / n
-        return 2 * own * sum(BYTES[plan.precision, 16]) / self.machine.memory_bandwidth
+        share = sum(held.dense + ep * held.experts for held in layers) / n
+        return 2 * share * sum(BYTES[plan.precision, 16]) / self.machine.memory_bandwidth
 
     def delay(self) -> float:
         """Return the seconds of one message between stages."""
-        plan, rows = self.plan, self.b * ceil(self.size.sequence / self.plan.cp)
+        plan, rows = self.plan, self.b * positions(self.size, self.plan)
         if plan.pp == 1:
             return 0
         return travel("pp", plan, self.machine, traffic.message_bytes(self.size, plan, rows), 1)
 
     def ends_meet(self) -> bool:
         """Return whether one rank has the embedding and the head."""
-        return any({0, len(self.stages) - 1} <= set(own) for own in self.placement)
+        return any({0, len(self.stages) - 1} <= set(numbers) for numbers in self.placement)
 
     def tied(self) -> float:
         """Return the seconds in which two ranks sum the gradient of a tied weight [V/tp, C]."""
@@ -326,8 +320,8 @@ class Step:
         whole = self.plan.schedule in WHOLE_BACKWARD
         each = [sum(three) for three in zip(pipe.forward, pipe.inputs, pipe.weights, strict=True)]
         first = last = 0.0
-        for r, own in enumerate(self.placement):
-            work = self.plan.micro_batches * sum(each[k] for k in own)
+        for r, numbers in enumerate(self.placement):
+            work = self.plan.micro_batches * sum(each[k] for k in numbers)
             result = max(result, first + work + last)
             first += pipe.forward[r] + pipe.delay
             last += each[r] - pipe.forward[r] + pipe.delay if whole else 0
@@ -337,31 +331,31 @@ class Step:
         """Return, by axis, the seconds that the busiest rank's links are in use in a step."""
         plan, m, last = self.plan, self.plan.micro_batches, len(self.stages) - 1
         blocks = self.most([stage.blocks for stage in self.stages])
-        found = {axis: m * blocks * spent for axis, spent in self.block.links.items()}
-        rank_of = {k: r for r, own in enumerate(self.placement) for k in own}
+        busy = {axis: m * blocks * spent for axis, spent in self.block.links.items()}
+        rank_of = {k: r for r, numbers in enumerate(self.placement) for k in numbers}
         others = [(rank_of[k], rank_of.get(k - 1), rank_of.get(k + 1)) for k in range(last + 1)]
         sent = [
-            m * self.pipeline.delay * sum(r not in (own, None) for r in near)
-            for own, *near in others
+            m * self.pipeline.delay * sum(r not in (rank, None) for r in near)
+            for rank, *near in others
         ]
         sent[0] += self.tied()
         sent[last] += self.tied()
-        found["pp"] = self.most(sent)
-        found["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2 + self.between
-        return found
+        busy["pp"] = self.most(sent)
+        busy["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2 + self.between
+        return busy
 
     def spent(self, taken: float) -> dict[str, float]:
         """Return what a step of these seconds is spent on, the mean over all ranks."""
         pipe, plan, block = self.pipeline, self.plan, self.block
         m, p, blocks = plan.micro_batches, plan.pp, sum(stage.blocks for stage in self.stages)
-        found = {name: m / p * blocks * times.total for name, times in block.spent.items()}
-        found["products"] += m / p * block.head.total * sum(stage.head for stage in self.stages)
+        spent = {name: m / p * blocks * times.total for name, times in block.spent.items()}
+        spent["products"] += m / p * block.head.total * sum(stage.head for stage in self.stages)
         within = m / p * sum(map(sum, (pipe.forward, pipe.inputs, pipe.weights)))
         alone = self.summed if len(self.stages) == 1 else 0
-        found["data"] = within - sum(found.values()) + alone + self.gathered
-        found["optimizer"] = self.update
-        found["waiting"] = max(0.0, taken - sum(found.values()))
-        return {name: time for name, time in found.items() if time > 1e-9 * taken}
+        spent["data"] = within - sum(spent.values()) + alone + self.gathered
+        spent["optimizer"] = self.update
+        spent["waiting"] = max(0.0, taken - sum(spent.values()))
+        return {name: time for name, time in spent.items() if time > 1e-9 * taken}
 
     def estimate(self, taken: float, held: Held, **more) -> Estimate:
         """Return the estimate of a step that takes these seconds and holds these bytes."""

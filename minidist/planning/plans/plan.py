@@ -15,8 +15,8 @@ from minidist.pipeline_parallel.schedules import SCHEDULES
 RECOMPUTE = "none", "selective", "full"
 MOST, LARGEST = 10**18, 1e300  # of counts, and of other numbers: sums and products are floats
 PRECISIONS = "mixed", "float32"
-V_SHAPED = tuple(name for name, own in SCHEDULES.items() if own.most_chunks == 2)  # and no fewer
-ASYNCHRONOUS = tuple(name for name, own in SCHEDULES.items() if own.asynchronous)
+V_SHAPED = tuple(name for name, kind in SCHEDULES.items() if kind.most_chunks == 2)  # and no fewer
+ASYNCHRONOUS = tuple(name for name, kind in SCHEDULES.items() if kind.asynchronous)
 SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
 LEFT_OUT = "layer_split", "zb_auto"  # always waits; is a search of its own, for measured times
 EFFICIENCY = 0.58  # of products: the middle of what published runs ask for (published.py)
@@ -146,8 +146,8 @@ class Machine:
         check_count("ranks", self.ranks)
         check_count("per_node", self.per_node)
         for name in ("flops", "memory", "link", "network", "memory_bandwidth"):
-            words, given = f"{name} is a number above 0", getattr(self, name)
-            check_number(words, given, lambda x: x == math.inf or (is_held(x) and x > 0))
+            rule, value = f"{name} is a number above 0", getattr(self, name)
+            check_number(rule, value, lambda x: x == math.inf or (is_held(x) and x > 0))
         for name in ("latency", "overhead"):
             check_number(f"{name} is a number from 0", getattr(self, name), is_held)
         for share in (shares := [share for _, share in self.table]) or [0]:
@@ -169,21 +169,21 @@ class Machine:
         return least
 
 
-def check_count(name: str, given) -> None:
-    if type(given) is int and 1 <= given <= MOST:
+def check_count(name: str, value) -> None:
+    if type(value) is int and 1 <= value <= MOST:
         return  # no words are made: a search makes thousands of plans
-    check_number(f"{name} is a whole number from 1", given, lambda n: n >= 1, Integral)
-    if given > MOST:
+    check_number(f"{name} is a whole number from 1", value, lambda n: n >= 1, Integral)
+    if value > MOST:
         raise WrongInput(f"{name} is too large: use {MOST:,} or less")
 
 
-def is_held(given) -> bool:
+def is_held(value) -> bool:
     """Return whether it is a number from 0, and not too large for a product of floats."""
-    if not isinstance(given, Real):
+    if not isinstance(value, Real):
         return False
-    return 0 <= (Fraction(given) if isinstance(given, Rational) else float(given)) <= LARGEST
+    return 0 <= (Fraction(value) if isinstance(value, Rational) else float(value)) <= LARGEST
 
 
-def check_one_of(name: str, given, allowed) -> None:
-    if given not in allowed or isinstance(given, bool):
-        raise WrongInput(f"{name} is one of {', '.join(map(str, allowed))}, not {given!r}")
+def check_one_of(name: str, value, allowed) -> None:
+    if value not in allowed or isinstance(value, bool):
+        raise WrongInput(f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}")

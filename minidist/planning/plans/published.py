@@ -121,8 +121,8 @@ def line(row: dict) -> str:
 
 def summary(table: list[dict]) -> str:
     low, *_, high = every = sorted(row["ratio"] for row in table)
-    words = f"{len(table)} runs: predicted / measured"
-    return f"{words} {low:.2f} to {high:.2f}, median {median(every):.2f}"
+    title = f"{len(table)} runs: predicted / measured"
+    return f"{title} {low:.2f} to {high:.2f}, median {median(every):.2f}"
 
 
 def candidates() -> list[tuple[int, float]]:
@@ -241,8 +241,8 @@ class LatentStep(NamedTuple):
     def crossings(self, limited: bool = True) -> float:
         """Return to how many other nodes a token goes, where all nodes are as likely."""
         size, n = self.size, self.ep // self.per_node
-        own = size.experts // n
-        missed = comb(size.experts - own, size.top_k) / comb(size.experts, size.top_k)
+        experts_of_node = size.experts // n
+        missed = comb(size.experts - experts_of_node, size.top_k) / comb(size.experts, size.top_k)
         reached = min(self.nodes, n) if limited else n * (1 - missed)
         return reached * (1 - 1 / n)
 
@@ -262,8 +262,8 @@ class LatentStep(NamedTuple):
         weight in float32, two moments in 16 bits.
         """
         size = self.size
-        own = 2 / self.p * (size.replicated + size.routed / self.ep)
-        return (2 + 4) * own + 8 * size.parameters / self.ranks
+        parameters = 2 / self.p * (size.replicated + size.routed / self.ep)
+        return (2 + 4) * parameters + 8 * size.parameters / self.ranks
 
 
 DEEPSEEK = LatentStep(LatentSize(**DATA["deepseek"]["size"]), **DATA["deepseek"]["step"])

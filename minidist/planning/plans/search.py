@@ -29,7 +29,7 @@ from minidist.planning.costs.stages import block_parameters
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements
 from minidist.planning.plans.block import block_of
-from minidist.planning.plans.estimate import Estimate, Held, Step, fullest, fullest_within
+from minidist.planning.plans.estimate import Estimate, Held, Step, fullest
 from minidist.planning.plans.plan import (
     ASYNCHRONOUS,
     LEFT_OUT,
@@ -169,13 +169,13 @@ def search(
     """
     check_count("batch", batch)
     check_count("wanted", wanted)
-    found = Search(size, machine, batch, schedules)
-    best = list(found.best(wanted))
+    planner = Search(size, machine, batch, schedules)
+    best = list(planner.best(wanted))
     if not best:
-        raise WrongInput(found.nothing_fits())
-    slower = [*best[1:], *found.others(others, {mesh_of(e.plan) for e in best})]
+        raise WrongInput(planner.nothing_fits())
+    slower = [*best[1:], *planner.others(others, {mesh_of(e.plan) for e in best})]
     why = (replace(e, why=why_slower(e, best[0])) for e in slower)
-    return [best[0], *why, *found.misfits()]
+    return [best[0], *why, *planner.misfits()]
 
 
 class Search:
@@ -284,7 +284,7 @@ class Search:
             if least_bytes(self.size, plan, self.batch) > limit:
                 continue
             for one in orders(self.size, plan, self.schedules):
-                held = fullest_within(self.size, one, self.batch, limit)
+                held = fullest(self.size, one, self.batch, limit)
                 if held and sum(held.values()) <= self.machine.memory:
                     return None
                 if held and sum(held.values()) < limit:

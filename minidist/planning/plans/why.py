@@ -39,7 +39,7 @@ def why_slower(e: Estimate, best: Estimate) -> str:
 def where(e: Estimate) -> str:
     """Return what the step's seconds are spent on, in percent: the mean over all ranks."""
     shares = {WORDS[name]: spent / e.seconds for name, spent in e.spent.items()}
-    return ", ".join(f"{words} {share:.0%}" for words, share in shares.items() if share >= 0.005)
+    return ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005)
 
 
 def why_too_large(e: Estimate, leanest: bool) -> str:
@@ -75,14 +75,14 @@ def bytes_of(n: float) -> str:
 def in_short(plan: Plan) -> str:
     """Return a plan in a few words: what is not 1, none or off."""
     axes = [f"{a}={n}" for a in ("dp", "pp", "cp", "tp", "ep") if (n := getattr(plan, a)) > 1]
-    words = axes or ["one rank"]
-    words.append(f"m={plan.micro_batches}")
+    parts = axes or ["one rank"]
+    parts.append(f"m={plan.micro_batches}")
     if plan.pp > 1:
-        words.append(plan.schedule + (f" v={plan.chunks}" if plan.chunks > 1 else ""))
+        parts.append(plan.schedule + (f" v={plan.chunks}" if plan.chunks > 1 else ""))
     if plan.zero:
-        words.append(f"ZeRO {plan.zero}" + (f" of {plan.shards}" if plan.shards else ""))
+        parts.append(f"ZeRO {plan.zero}" + (f" of {plan.shards}" if plan.shards else ""))
     if plan.recompute != "none":
-        words.append(f"recompute {plan.recompute}")
+        parts.append(f"recompute {plan.recompute}")
     if plan.sequence:
-        words.append("sequence")
-    return " ".join(words)
+        parts.append("sequence")
+    return " ".join(parts)
