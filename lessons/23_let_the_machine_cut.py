@@ -98,7 +98,7 @@ for what, split in ONE.items():
 # %%
 def worker(group, layout, arrays):
     mesh = Mesh(group, tp=N)
-    parts = gspmd.run(layout, mesh, arrays)
+    parts = gspmd.execute(layout, mesh, arrays)
     return mesh.tp.ledger.total, gspmd.whole(layout, mesh, parts)
 
 

@@ -60,7 +60,7 @@ def measure_costs(name: str, case: Case, cluster: Cluster) -> list[Cost]:
 
 
 def alone(case: Case) -> Cost:
-    """Return what a step with the whole batch of a case costs one device."""
+    """Return the cost of a step with the whole batch of a case on one device."""
     with Cluster(1, "thread") as device:
         return measure_costs("naive", replace(case, options={}), device)[0]
 

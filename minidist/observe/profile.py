@@ -59,7 +59,7 @@ class Profiled:
     certificate: dict
 
     def row(self) -> dict:
-        """Return it as what JSON can hold; the bandwidth of one rank alone is None."""
+        """Return its fields for JSON; the bandwidth of one rank alone is None."""
         return asdict(self) | {"bandwidth": self.bandwidth if self.ranks > 1 else None}
 
 

@@ -1,6 +1,6 @@
 """How long a step takes, and where its time goes: products, element-wise functions, copies, Python.
 
-    alone = replay(products_of(step))
+    alone = computed_again(products_of(step))
     share = median_seconds(alone) / median_seconds(step)
     parts = step_parts(step, tiny)    # tiny: a step of as many calls, on next to nothing
 
@@ -70,20 +70,6 @@ def median_seconds(
     return median(clock.seconds(stop) - clock.seconds(start) for start, stop in spans)
 
 
-def there_and_back(rank: int, send: Callable, recv: Callable) -> Callable[[], None]:
-    """Return a call in which an even rank sends to the next rank, which answers."""
-
-    def first() -> None:
-        send(rank + 1)
-        recv(rank + 1)
-
-    def second() -> None:
-        recv(rank - 1)
-        send(rank - 1)
-
-    return second if rank % 2 else first
-
-
 PAGE = 4096  # bytes
 WATCHED = {matmul.__code__, batched_matmul.__code__}
 
@@ -142,7 +128,7 @@ def watched(call: Callable[[], object], watch: Callable) -> None:
         sys.setprofile(before)
 
 
-def replay(products: list[Product], arrays: list | None = None) -> Callable[[], None]:
+def computed_again(products: list[Product], arrays: list | None = None) -> Callable[[], None]:
     """Return a call that computes these products once more, of zeros, or of `stand_ins`."""
     arrays = stand_ins(products) if arrays is None else arrays
 

@@ -51,10 +51,10 @@ class TaskGraph:
         self.following[earlier].append(later)
         self.waits[later] += 1
 
-    def replay(self) -> list:
+    def times(self) -> list:
         """Return (start, end) of each task; of those ready at once the lower number is first."""
         waits = list(self.waits)
-        times: list = [None] * len(self.names)
+        spans: list = [None] * len(self.names)
         ready: list[Time] = [0] * len(self.names)
         queue: list[tuple[Time, int]] = [
             (0, task) for task, others in enumerate(waits) if not others
@@ -65,13 +65,13 @@ class TaskGraph:
             device = self.devices[task]
             start = max(start, free.get(device, 0))
             end = free[device] = start + self.seconds[task]
-            times[task] = start, end
+            spans[task] = start, end
             for other in self.following[task]:
                 ready[other] = max(ready[other], end)
                 waits[other] -= 1
                 if not waits[other]:
                     heapq.heappush(queue, (ready[other], other))
-        return times
+        return spans
 
 
 def divided(a, b):

@@ -86,7 +86,7 @@ class Cut:
         return range(self.first, self.first + self.parts)
 
     def boxes(self, letters: str, shape: tuple[int, ...]) -> list[Box]:
-        """Return what each part has of an array whose axes are these letters."""
+        """Return each part's box of an array whose axes are these letters."""
         return [
             tuple(self._slice(part, letter, n) for letter, n in zip(letters, shape, strict=True))
             for part in range(self.parts)
@@ -260,7 +260,7 @@ class Simulator:
         self.moves, self.pieces = cache(self._moves), cache(self._pieces)
 
     def __call__(self, strategy: Strategy) -> TaskSimulation:
-        """Return what a strategy takes. ValueError: a cut is missing or does not fit its op."""
+        """Return a strategy's times and bytes. ValueError: a cut is missing, or not the op's."""
         for output in self.makers:
             if output not in strategy:
                 raise WrongInput(f"the strategy has no cut for {output}; give every op one")
@@ -284,7 +284,7 @@ class Simulator:
                 busy[device] += seconds
             else:
                 sent[device[1]] += size
-        seconds = max(end for _, end in tasks.replay())
+        seconds = max(end for _, end in tasks.times())
         return TaskSimulation(seconds, memory, sent, busy, tasks)
 
     def _check(self, output: str, cut: Cut) -> None:

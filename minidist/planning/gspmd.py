@@ -76,7 +76,7 @@ REPLICATED, PARTIAL = Replicated(), Partial()
 
 
 def part(x: Array, placement: Placement, rank: int, size: int) -> Array:
-    """Return what a rank has of X; of a partial sum rank 0 has X, the others zeros."""
+    """Return a rank's part of X; of a partial sum rank 0 has X, the others zeros."""
     match placement:
         case Split(axis):
             ends = split_ends(x.shape[axis], size)
@@ -233,7 +233,7 @@ class Layout:
         ]
 
 
-def run(layout: Layout, mesh: Mesh, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def execute(layout: Layout, mesh: Mesh, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run the program on this rank; return its parts of the loss and of the gradients wanted.
 
     arrays  whole parameters and inputs by name, in the model's shapes; each rank cuts out its part
@@ -274,7 +274,7 @@ def spans(graph: Graph, step: Compute, groups: list) -> dict[str, tuple[int, int
 
 
 def whole(layout: Layout, mesh: Mesh, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return {name: all of it, in the model's shape} on every rank, of what `run` returned."""
+    """Return {name: all of it, in the model's shape} on every rank, of what `execute` returned."""
     arrays = {}
     for name, x in parts.items():
         for axis, placement in zip(layout.axes, layout.results[name], strict=True):

@@ -138,7 +138,7 @@ def stage_seconds(layers: Profile, seconds: Seconds, k: int, rate: Seconds, cost
 
 
 def sum_seconds(layers: Profile, k: int, rate: Seconds, cost: str) -> Seconds:
-    """Return what k replicas are charged for the sum of their gradients, after one minibatch each.
+    """Return the seconds charged to k replicas for the sum of their gradients, a minibatch each.
 
     A ring sends 2 (k - 1) / k times the parameters' bytes from each replica; the paper charges k
     times that, the released optimizer twice.

@@ -152,7 +152,7 @@ def closed_form(run: Run) -> float:
 
 
 def replay(run: Run, seconds: float = 365 * DAY, seed: int = 0) -> Spent:
-    """Return where the seconds of a run went: the same for the same seed, on any machine.
+    """Return the seconds of a run by kind; a seed gives the same ones on any machine.
 
     ValueError after MOST events: there are too many in these seconds.
     """

@@ -12,8 +12,8 @@ from minidist.backend import matmul
 from minidist.observe.bench.steps import transformer_step
 from minidist.observe.step_parts import (
     PAGE,
+    computed_again,
     products_of,
-    replay,
     seconds_by_part,
     stand_ins,
     step_parts,
@@ -112,7 +112,7 @@ def test_a_replay_computes_each_product_into_its_place():
     assert not twin_a.any() and not twin_b.any()
     twin_a += 1
     twin_b += 2
-    replay(found, arrays)()
+    computed_again(found, arrays)()
     assert (twin_y == 4 * 2).all() and (y == 4).all()
 
 

@@ -174,7 +174,7 @@ def test_the_bytes_of_states_are_their_numbers_times_a_width():
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_published_run_fills_the_form_and_its_seconds_are_beside_the_prediction(run):
     fields = calculator.choices()["runs"][run.name]
-    size, plan, machine, batch = calculator.read(calculator.FIRST | fields)
+    size, plan, machine, batch = calculator.values_of(calculator.FIRST | fields)
     assert (size, plan, batch) == (run.size, run.plan, run.batch)
     assert machine == Machine(plan.ranks, 8, **run.rates, efficiency=0.58)
     if run.plan.pp <= 16:  # the others take up to a second
@@ -192,7 +192,7 @@ def test_a_form_names_the_model_and_the_machine_that_it_has():
     assert (found["models"], found["machines"], found["runs"]) == ("405b", "A100", "")
     assert calculator.answer(flops="300")["machines"] == ""
     given = calculator.choices()["machines"]["H100"]
-    assert calculator.read(calculator.FIRST | given)[2].flops == H100["flops"] != A100["flops"]
+    assert calculator.values_of(calculator.FIRST | given)[2].flops == H100["flops"] != A100["flops"]
     assert calculator.choices()["models"].keys() == SIZES.keys()
 
 

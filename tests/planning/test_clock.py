@@ -1,4 +1,4 @@
-"""The replay of tasks on devices: equal to clocks that tick, and bounded by paths and by work."""
+"""The times of tasks on devices: equal to clocks that tick, and bounded by paths and by work."""
 
 import itertools
 from collections import defaultdict
@@ -47,7 +47,7 @@ def ticking(tasks):
 
 
 def check(tasks):
-    got, want = [end for _, end in tasks.replay()], ticking(tasks)
+    got, want = [end for _, end in tasks.times()], ticking(tasks)
     for device in set(tasks.devices):
         own = [task for task in range(len(got)) if tasks.devices[task] == device]
         slices = sorted((got[task] - tasks.seconds[task], got[task]) for task in own)
@@ -76,7 +76,7 @@ def test_a_device_that_does_two_tasks_at_once_is_named():
 
 @given(tasks=task_graphs())
 def test_no_replay_is_shorter_than_its_longest_path_or_its_busiest_device(tasks):
-    n, ends = len(tasks.names), [end for _, end in tasks.replay()]
+    n, ends = len(tasks.names), [end for _, end in tasks.times()]
     paths, work = list(tasks.seconds), defaultdict(int)
     for task in range(n):
         work[tasks.devices[task]] += tasks.seconds[task]
@@ -84,7 +84,7 @@ def test_no_replay_is_shorter_than_its_longest_path_or_its_busiest_device(tasks)
             paths[other] = max(paths[other], paths[task] + tasks.seconds[other])
     assert all(end >= path for end, path in zip(ends, paths, strict=True))
     assert max(max(paths), max(work.values())) <= max(ends) <= sum(tasks.seconds)
-    assert [end for _, end in tasks.replay()] == ends
+    assert [end for _, end in tasks.times()] == ends
 
 
 def test_the_picture_of_the_file():
@@ -93,4 +93,4 @@ def test_the_picture_of_the_file():
     b = tasks.add("B", 1, 1)
     m = tasks.add("m", "link", 3, [b])
     tasks.add("C", 0, 1, [m, a])
-    assert tasks.replay() == [(0, 2), (0, 1), (1, 4), (4, 5)]
+    assert tasks.times() == [(0, 2), (0, 1), (1, 4), (4, 5)]

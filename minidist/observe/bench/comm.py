@@ -26,7 +26,6 @@ from minidist.observe.bench.table import (
     slowest,
     times_of,
 )
-from minidist.observe.step_parts import there_and_back
 from minidist.rng import generator
 
 TITLE = "float32"
@@ -140,6 +139,20 @@ def messages(group: Group) -> Times:
     }
     seconds = times_of(works, group.barrier, 500)
     return seconds | {"check": seconds["check"] - seconds["unchecked"]}
+
+
+def there_and_back(rank: int, send: Callable, recv: Callable) -> Callable[[], None]:
+    """Return a call in which an even rank sends to the next rank, which answers."""
+
+    def first() -> None:
+        send(rank + 1)
+        recv(rank + 1)
+
+    def second() -> None:
+        recv(rank - 1)
+        send(rank - 1)
+
+    return second if rank % 2 else first
 
 
 def nothing(group: Group | None = None) -> None:

@@ -25,7 +25,7 @@ from minidist.comm.mpi.library import is_first, load, processes
 from minidist.data_parallel.replicated import BucketedDataParallel
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
-from minidist.observe.bench.comm import EIGHT, all_reduces, nothing, times_of_sizes
+from minidist.observe.bench.comm import EIGHT, all_reduces, nothing, there_and_back, times_of_sizes
 from minidist.observe.bench.steps import trainer_step
 from minidist.observe.bench.table import (
     Rounds,
@@ -39,7 +39,6 @@ from minidist.observe.bench.table import (
     times_of,
     why_no_mpi,
 )
-from minidist.observe.step_parts import there_and_back
 from minidist.parallel.trainer import Trainer
 from minidist.tensor_parallel import TensorParallel
 

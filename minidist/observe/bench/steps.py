@@ -40,7 +40,7 @@ from minidist.observe.bench.table import (
     rounds_of,
     times_of,
 )
-from minidist.observe.step_parts import ProcessClock, products_of, replay
+from minidist.observe.step_parts import ProcessClock, computed_again, products_of
 from minidist.parallel.trainer import Trainer
 
 Work = tuple[str, dict[str, Any]]  # the arguments are as different as the workloads
@@ -216,7 +216,7 @@ def products_alone(make: Callable[[], Step]) -> Step:
     """Return a call that computes only the products of a step: the second, as it is timed."""
     step = make()
     step()
-    return replay(products_of(step))
+    return computed_again(products_of(step))
 
 
 def of_products(contest: Rounds, name: str, aim: float | None, peak: int) -> dict:

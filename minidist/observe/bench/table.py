@@ -177,7 +177,7 @@ def mpiexec() -> str | None:
 
 
 def why_no_mpi() -> str | None:
-    """Return what to install before ranks can be started under mpiexec; None if all is there."""
+    """Return the remedy where ranks cannot be started under mpiexec; None where they can."""
     missing = [] if mpiexec() else ["mpiexec (of MPICH)"]
     missing += [] if importlib.util.find_spec("mpi4py") else ["mpi4py"]
     return f"{' and '.join(missing)} not found: pip install 'minidist[mpi]'" if missing else None

@@ -54,7 +54,7 @@ FIRST |= rates_of(A100 | {"efficiency": EFFICIENCY})
 
 @cache
 def choices() -> dict[str, Any]:
-    """Return what can be chosen, each as the fields that it fills in."""
+    """Return the choices of a form, each as the fields that it fills in."""
     models = {name: fields_of(size, SIZE) for name, size in SIZES.items()}
     machines = {"A100": rates_of(A100), "H100": rates_of(H100)}
     runs = {r.name: {**fields_of(r.size, SIZE), **fields_of(r.plan, PLAN)} for r in RUNS}
@@ -69,7 +69,7 @@ def answer(ask: str = "estimate", **question: int | str) -> Fields:
     if unknown := question.keys() - FIRST.keys():
         raise WrongInput(f"the calculator has no {', '.join(sorted(unknown))}")
     fields = FIRST | question
-    size, plan, machine, batch = read(fields)
+    size, plan, machine, batch = values_of(fields)
     if ask == "search":
         plans = [row(e) for e in search(size, machine, batch, wanted=5, others=5)]
         return {"plans": [e for e in plans if e["fits"]] + [e for e in plans if not e["fits"]][:5]}
@@ -93,8 +93,8 @@ def row(e: Estimate) -> Fields:
     return shown | {"mfu": f"{e.mfu:.0%}", "why": e.why, "fields": fields_of(e.plan, PLAN)}
 
 
-def read(fields: Fields) -> tuple[TransformerSize, Plan, Machine, int]:
-    """Return what a form says. ValueError: the package's own sentence."""
+def values_of(fields: Fields) -> tuple[TransformerSize, Plan, Machine, int]:
+    """Return the values in a form. ValueError: the package's own sentence."""
     meanings = {"yes": True, "no": False}
     values: Fields = {name: meanings.get(value, value) for name, value in fields.items()}
     size = TransformerSize(**{attribute: values[name] for name, attribute in SIZE.items()})

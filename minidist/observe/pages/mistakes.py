@@ -46,7 +46,7 @@ def chosen() -> dict[str, Mistake]:
     return {m.name: m for family in families for m in mistakes().values() if m.family == family}
 
 
-def run(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, list]:
+def outcomes_of(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, list]:
     """Run a case on ranks, with a mistake if one is named; return their outcomes and losses."""
     with planted(name) if name else nullcontext(), Cluster(size, "thread") as ranks:
         outcomes = ranks.run(partial(of_job, entry.start, **case.options), case, timeout=60)
@@ -58,7 +58,7 @@ def expected(strategy: str, name: str, size: int) -> tuple[list, int]:
     """Return the losses of a case's right ranks, [] if two runs differ, and the bytes of all."""
     entry = equivalence.find(strategy)
     case = next(case for case in entry.cases(size) if case.name == name)
-    (outcomes, losses), (_, again) = run(entry, case, size), run(entry, case, size)
+    (outcomes, losses), (_, again) = (outcomes_of(entry, case, size) for _ in range(2))
     return losses if same(losses, again) else [], sum(outcome.bytes for outcome in outcomes)
 
 
@@ -67,7 +67,7 @@ def row_of(name: str, entry: Strategy, case: Case, size: int, explain: bool = Tr
     row = {"strategy": entry.name, "case": case.name, "ranks": size, "error": ""}
     right, right_bytes = expected(entry.name, case.name, size)
     try:
-        outcomes, losses = run(entry, case, size, name)
+        outcomes, losses = outcomes_of(entry, case, size, name)
     except CommError as error:
         return row | {"error": ended(error), "seen": ["it ends"]}
     promise = equivalence.promise_of(entry, case, outcomes)
@@ -106,7 +106,7 @@ def same(losses: list[list[float]], others: list[list[float]]) -> bool:
 
 
 def ended(error: CommError) -> str:
-    """Return what ended a run: the package's table, or what a rank raised."""
+    """Return the error that ended a run: the package's table, or the exception of a rank."""
     cause = error.__cause__
     ours = cause is None or isinstance(cause, CommError)
     return f"{type(error).__name__}: {error if ours else f'{type(cause).__name__}: {cause}'}"

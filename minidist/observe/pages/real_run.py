@@ -123,7 +123,7 @@ def steps(programs: Programs) -> Iterator[dict]:
 
 
 def _rows(log: EventLog) -> list[list[dict]]:
-    """Return what each rank computes, and when, in seconds."""
+    """Return the actions that each rank computes, with their starts and ends in seconds."""
     rows: list[list[dict]] = [[] for _ in range(1 + max(e.rank for e in log.events))]
     for e in (e for e in log.events if e.category == "compute"):
         rows[e.rank].append({"name": e.name, "kind": kind(e.name), "start": e.start, "end": e.end})

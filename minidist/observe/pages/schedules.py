@@ -147,7 +147,7 @@ def _fault(error: ValueError) -> dict:
 
 
 def _drawing(made: Programs, asked: dict) -> dict:
-    """Return what is drawn of valid programs, and the numbers."""
+    """Return the drawing of valid programs, and their numbers."""
     simulation, limit = simulate(made, **_durations(asked)), _number(asked["limit"])
     peaks, clocks = simulation.peak_stash, simulation.moments
     return {
@@ -164,7 +164,7 @@ def _drawing(made: Programs, asked: dict) -> dict:
 
 
 def _rows(made: Programs, clocks: list[list[Moment]]) -> list[list[dict]]:
-    """Return what is drawn of each action."""
+    """Return the drawing of each action."""
     needed = needs(made)
     waited = waits(needed, clocks)
     critical = set(critical_path(waited, clocks))
@@ -195,7 +195,7 @@ def _links(made: Programs, size: Time) -> list[dict]:
 
 
 def _words(drawn: dict, proved: dict) -> str:
-    """Return what is drawn as words; small programs as a picture in text, too."""
+    """Return the drawing in words; of small programs also a picture in text."""
     steps = [(r, step) for r, row in enumerate(drawn["rows"]) for step in row]
     picture = f"{len(steps)} actions: minidist timeline --program draws them"
     if len(steps) <= 300:

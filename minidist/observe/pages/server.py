@@ -110,7 +110,7 @@ class Server(ThreadingHTTPServer):
         return answer | {"defences": self._defences()}
 
     def _defences(self) -> str:
-        """Return what a reader's Python is confined by, if that is less than it should be."""
+        """Return the sandbox's defences in words, if they are fewer than they should be."""
         defences = self.written.sandbox.defences
         return "" if defences.startswith("bubblewrap") else defences
 

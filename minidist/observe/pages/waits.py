@@ -81,7 +81,7 @@ class Noted(Interleaving):
 
 
 def state(fabric: Fabric, done: bool) -> dict:
-    """Return what a rank waits for; an empty "for" where it can go on, or has finished."""
+    """Return a rank's wait in words, and the ranks that it is "for": none where it can go on."""
     rows = [row for row in fabric.snapshot().rows if row.sources]
     if done or not rows:
         return {"words": "has finished" if done else "can go on", "for": []}

@@ -26,7 +26,7 @@ NAMES = {kind.__name__: kind for kind in (*actions.COMPUTE, actions.Reduce)}
 
 
 def text_of(source: str, p: int, m: int) -> str:
-    """Return what a reader's program yields for p ranks and m micro-batches, as our text form.
+    """Return the text form of a reader's program for p ranks and m micro-batches.
 
     Unreadable, a ValueError with the line, for whatever goes wrong in it, SystemExit included.
     """
@@ -113,7 +113,7 @@ class Written:
         self._newest: Future = self._thread.submit(self.sandbox.call, [])  # it gets warm
 
     def text_of(self, source: str, p: int, m: int) -> str:
-        """Return what `written.text_of` returns there. Unreadable: why there is nothing."""
+        """Return the text form that the sandbox made. Unreadable: why there is none."""
         self._newest.cancel()  # one that runs goes on
         question = {"source": source, "p": p, "m": m}
         mine = self._thread.submit(self.sandbox.call, [(__name__, "attempt", question)])

@@ -35,7 +35,7 @@ def ulysses_bytes(sizes: list[int], n: int, kv: int | None = None) -> list[tuple
 
 
 def block_bytes(B: int, C: int, H: int, W: int, itemsize: int, N: int) -> dict[str, int]:
-    """Return what all ranks send for a block of C channels in forward and backward: {cut: bytes}.
+    """Return {cut: bytes that all ranks send in forward and backward of a block of C channels}.
 
     channels  two all_reduces of X[B, C, H, W]
     halos     2 rows per border and convolution, both ways

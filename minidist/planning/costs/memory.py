@@ -170,7 +170,7 @@ def block_keeps(
     itemsize: int,
     logarithms: bool | None = None,
 ) -> BlockBytes:
-    """Return what a block keeps of b examples, on one device, where feed-forward is F wide.
+    """Return the bytes that a block of F wide feed-forward keeps of b examples on one device.
 
                                                                  numbers      in float32 at least
         outside of split matrices: on every rank of tp, or split by sequence
@@ -208,7 +208,7 @@ def block_keeps(
 
 
 def layers_keep(size: TransformerSize, b: int, T: int, plan: Plan, block: BlockBytes) -> Kept:
-    """Return what the layers keep on a rank of tp, for what a block keeps on one device.
+    """Return the bytes that layers keep on a rank of tp, for those of a block on one device.
 
     Between I and W, a block has dn beside each n, and the gradients of products beside their
     inputs: outside 2 X of each width more. Inside, 3 F numbers of the narrow width take the place
@@ -230,7 +230,7 @@ def layers_keep(size: TransformerSize, b: int, T: int, plan: Plan, block: BlockB
 
 
 def minidist(size: TransformerSize, plan: Plan, b: int) -> Kept:
-    """Return what our blocks keep, without dropout; whole numbers are counted as numbers."""
+    """Return the bytes that our blocks keep, without dropout; whole numbers count as numbers."""
     T = positions(size, plan)
     whole = in_one_piece(size.sequence)
     logarithms = plan.cp > 1 or plan.recompute == "selective" or not whole

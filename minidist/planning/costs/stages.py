@@ -14,7 +14,7 @@ waiting  how many of these are between I and W, the halves of their backward
 
 Letters: p ranks, m micro-batches, v chunks. Where forward passes do not run ahead of backward, the
 entries are the same for all m from 2 p. Where they do, they grow by the same number with each
-micro-batch (gpipe, looped_bfs); any other schedule repeats itself every p micro-batches.
+micro-batch (gpipe, looped_bfs).
 """
 
 from collections.abc import Iterable
@@ -38,12 +38,7 @@ from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import V_SHAPED, Plan
 
-FULL = 4  # after this many times p micro-batches, any pipeline repeats itself
-GROWING = "gpipe", "looped_bfs"
-BOUNDED = {"1f1b": 1, "zb_h1": 1} | dict.fromkeys(  # from this many times p micro-batches
-    ("interleaved", "interleaved_zb", "zb_h2", *V_SHAPED), 2
-)
-
+GROWING = "gpipe", "looped_bfs"  # whose forward passes run ahead of backward
 Entry = tuple[int, ...]
 
 
@@ -155,20 +150,18 @@ def in_flight_on(r: int, schedule: str, p: int, m: int, v: int) -> tuple[Entry, 
     """Return the entries of rank r."""
     if m > (most := bounded(schedule, p, m)):
         return in_flight_on(r, schedule, p, most, v)
-    short, more = (1, 1) if schedule in GROWING else (FULL * p + m % p, p)
-    if m <= short + more:
+    if schedule not in GROWING or m <= 2:
         return entries(actions_of_rank(schedule, p, m, v, r), v)
-    first, second = (in_flight_on(r, schedule, p, n, v) for n in (short, short + more))
-    times = (m - short) // more
+    first, second = (in_flight_on(r, schedule, p, n, v) for n in (1, 2))
     return tuple(
-        tuple(a + times * (b - a) for a, b in zip(x, y, strict=True))
+        tuple(a + (m - 1) * (b - a) for a, b in zip(x, y, strict=True))
         for x, y in zip(first, second, strict=True)
     )
 
 
 def bounded(schedule: str, p: int, m: int) -> int:
     """Return a number of micro-batches, m or fewer, that has the same entries."""
-    return min(m, BOUNDED.get(schedule, m) * p)
+    return m if schedule in GROWING else min(m, 2 * p)
 
 
 @lru_cache(maxsize=1024)

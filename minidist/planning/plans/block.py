@@ -209,7 +209,7 @@ def block_of(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> Blo
 
 
 def waiting(plan: Plan, attention: float, tp: float, ep: float, cp: float) -> dict[str, Times]:
-    """Return what a block's collectives add to its work; attention hides the ring of cp.
+    """Return the times that a block waits for its collectives; attention hides the ring of cp.
 
     Of tp, backward has as much as forward; half more if a split sequence is gathered again. Of cp,
     it has twice as much: keys and values again, and their gradients.

@@ -345,7 +345,7 @@ class Step:
         return busy
 
     def spent(self, taken: float) -> dict[str, float]:
-        """Return what a step of these seconds is spent on, the mean over all ranks."""
+        """Return the seconds of a step by what they are spent on, the mean over all ranks."""
         pipe, plan, block = self.pipeline, self.plan, self.block
         m, p, blocks = plan.micro_batches, plan.pp, sum(stage.blocks for stage in self.stages)
         spent = {name: m / p * blocks * times.total for name, times in block.spent.items()}

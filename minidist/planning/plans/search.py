@@ -273,7 +273,7 @@ class Search:
             yield replace(last, recompute=recompute, zero=zero)  # stage 3 has the most buffers
 
     def misfit(self, plans: Iterable[Plan]) -> tuple[Plan, Held] | None:
-        """Return what holds least among all schedules of these plans; None if one fits."""
+        """Return the plan that holds least under any schedule, and its bytes; None if one fits."""
         plans = list(plans)
         smallest: tuple[Plan, Held] | None = None
         if min(least_states(self.size, plan) for plan in plans) > self.machine.memory:
@@ -299,7 +299,7 @@ class Search:
             self.too_large[key] = plan, held, leanest
 
     def misfits(self) -> list[Estimate]:
-        """Return what does not fit, sorted by what it holds."""
+        """Return the estimates of plans that do not fit, sorted by their bytes."""
         result = []
         for plan, held, leanest in self.too_large.values():
             step = self.step(plan)

@@ -37,7 +37,7 @@ def why_slower(e: Estimate, best: Estimate) -> str:
 
 
 def where(e: Estimate) -> str:
-    """Return what the step's seconds are spent on, in percent: the mean over all ranks."""
+    """Return the shares of a step's seconds by what they are spent on, the mean over all ranks."""
     shares = {WORDS[name]: spent / e.seconds for name, spent in e.spent.items()}
     return ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005)
 

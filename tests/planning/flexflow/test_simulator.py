@@ -115,7 +115,7 @@ class ByHand:
 def events_of(found):
     """Return an Event of each task: computation on a rank, or a message on a link of it."""
     events, tasks = [], found.tasks
-    for task, (start, end) in enumerate(tasks.replay()):
+    for task, (start, end) in enumerate(tasks.times()):
         name, device = tasks.names[task], tasks.devices[task]
         rank, *link = [device] if isinstance(device, int) else device[::-1]
         sends = ("communication", tasks.bytes[task], *link) if link else ()

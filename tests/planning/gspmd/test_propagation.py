@@ -42,7 +42,7 @@ def worker(group, layout, sizes, arrays):
     """Return the loss and the gradients, whole, and the bytes that the program sent."""
     mesh = Mesh(group, **sizes)
     before = [Counter(getattr(mesh, axis).ledger.bytes) for axis in sizes]
-    parts = gspmd.run(layout, mesh, arrays)
+    parts = gspmd.execute(layout, mesh, arrays)
     sent = {
         axis: dict(getattr(mesh, axis).ledger.bytes - own)
         for axis, own in zip(sizes, before, strict=True)
