@@ -165,8 +165,8 @@ def _worker(group: Group, order: tuple, stages: int, shape: tuple[int, int], ste
         model = nn.MLP([width] * (2 * stages + 1))
         model.to(group.device)
         inputs = generator(0, "examples").standard_normal((rows * m, width)).astype("float32")
-        whole = Batch(to_device(inputs, group.device), np.arange(rows * m) % width)
-        batch = whole.micro_batches(m)
+        x, targets = to_device(inputs, group.device), np.arange(rows * m) % width
+        batch = Batch(x, targets).micro_batches(m)
         parts = []
         for _ in range(steps):
             step = _step(model, copy_ranks, schedule, m, chunks, options)

@@ -190,11 +190,11 @@ def step_parts(step: Callable, tiny: Callable, rounds: int = 5) -> dict[str, flo
     """Return {part: seconds} of a step, medians of the rounds."""
     python = median_seconds(tiny, repeats=rounds, clock=CoreClock())
     step()
-    whole, empty = zip(
+    full, empty = zip(
         *[(seconds_by_part(step), seconds_by_part(tiny)) for _ in range(rounds)], strict=True
     )
     parts = {
-        part: max(0.0, median(t[part] for t in whole) - median(t[part] for t in empty))
+        part: max(0.0, median(t[part] for t in full) - median(t[part] for t in empty))
         for part in PARTS
     }
     return parts | {"Python": python}

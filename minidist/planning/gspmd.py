@@ -294,9 +294,9 @@ def propagate(graph: Graph, placements: dict[str, dict[str, Placement]]) -> Layo
     every = list(placements.values())
     for k, (axis, annotated) in enumerate(placements.items()):
         check(graph, axis, annotated)
-        more = spread(graph, annotated, letters, kept + every[k + 1 :])
-        letters.append(more[0])
-        kept.append(more[1])
+        chosen, placed = spread(graph, annotated, letters, kept + every[k + 1 :])
+        letters.append(chosen)
+        kept.append(placed)
     return Builder(graph, tuple(placements), letters, kept).layout()
 
 
@@ -306,12 +306,12 @@ def check(graph: Graph, axis: str, annotated: dict[str, Placement]) -> None:
         check_name(f"value of {axis}", name, graph.values)
         shape = graph.values[name].shape
         if not isinstance(placement, Split | Replicated):
-            what = "partial" if isinstance(placement, Partial) else repr(placement)
+            description = "partial" if isinstance(placement, Partial) else repr(placement)
             raise WrongInput(
-                f"{axis}: {name} cannot be annotated as {what}; use Split or Replicated"
+                f"{axis}: {name} cannot be annotated as {description}; use Split or Replicated"
             )
-        whole = isinstance(placement, Split) and isinstance(placement.axis, Integral)
-        if isinstance(placement, Split) and not (whole and 0 <= placement.axis < len(shape)):
+        integral = isinstance(placement, Split) and isinstance(placement.axis, Integral)
+        if isinstance(placement, Split) and not (integral and 0 <= placement.axis < len(shape)):
             raise WrongInput(f"{axis}: {name}{list(shape)} has no axis {placement.axis} to split")
 
 

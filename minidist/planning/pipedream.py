@@ -31,7 +31,7 @@ from fractions import Fraction
 from numbers import Integral, Rational
 
 from minidist.errors import WrongInput, check_name
-from minidist.planning.plans.plan import is_held
+from minidist.planning.plans.plan import is_amount
 
 COSTS = "paper", "released"
 MOST_UNITS = 1_000  # of a level
@@ -160,7 +160,7 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     if not len(profile):
         raise WrongInput("the profile has no layer, so there is no stage; profile one or more")
     for i, layer in enumerate(profile):
-        if len(layer) != 3 or not all(map(is_held, layer)):
+        if len(layer) != 3 or not all(map(is_amount, layer)):
             raise WrongInput(
                 f"layer {i} has the profile {layer}; give seconds, activation bytes and parameter "
                 "bytes, finite numbers from 0"
@@ -168,7 +168,7 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     levels = list(bandwidth) if isinstance(bandwidth, Sequence) else [(ranks, bandwidth)]
     pairs = all(isinstance(level, tuple | list) and len(level) == 2 for level in levels)
     counts = pairs and all(isinstance(n, Integral) and n > 0 for n, _ in levels)
-    rates = pairs and all(rate == math.inf or (is_held(rate) and rate) for _, rate in levels)
+    rates = pairs and all(rate == math.inf or (is_amount(rate) and rate) for _, rate in levels)
     if not counts or not rates or math.prod(units for units, _ in levels) != ranks:
         raise WrongInput(
             f"{levels} are no levels of {ranks} ranks; give (units, bytes per second above 0) from "

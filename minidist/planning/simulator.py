@@ -123,11 +123,11 @@ class Simulation:
         log = EventLog(unit=self.unit)
         for r, row in enumerate(self.moments):
             for action, (start, end, _) in zip(self._timed.programs[r], row, strict=True):
-                more: tuple = ("compute",) if isinstance(action, COMPUTE) else ("communication",)
+                details: tuple = ("compute",) if isinstance(action, COMPUTE) else ("communication",)
                 if isinstance(action, Reduce):
-                    more = "communication", 0, "sums"  # bytes and thread, as in a real run
+                    details = "communication", 0, "sums"  # bytes and thread, as in a real run
                 if end > start:
-                    log.events.append(Event(r, str(action), start, end, *more))
+                    log.events.append(Event(r, str(action), start, end, *details))
         return log
 
 

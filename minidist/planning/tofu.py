@@ -91,12 +91,12 @@ def cut_again(graph: Graph, works: list[Work], cuts: Cuts, factors: tuple, ranks
         return list(product(choices, repeat=len(factors)))
 
     def term(work: Work) -> Callable:
-        letters = [cuts.ops[work.name] + more for more in steps(work.letters)]
+        letters = [cuts.ops[work.name] + added for added in steps(work.letters)]
         before = [cuts.values[name] for name, _ in work.operands]
 
         @cache
         def cheapest(*axes: tuple) -> tuple[int, tuple]:
-            kept = [one + more for one, more in zip(before, axes, strict=True)]
+            kept = [one + added for one, added in zip(before, axes, strict=True)]
             costs = [bytes_of(graph, work, cut, kept, after) for cut in letters]
             return min(costs), letters[costs.index(min(costs))]
 
@@ -133,12 +133,12 @@ def least(terms: list[tuple[list, Callable]], options: dict) -> dict:
         live, kept = live + new, [name for name in live + new if last[name] > i]
         best: dict[tuple, tuple] = {}
         for state, (before, trail) in states.items():
-            for more in product(*(options[name] for name in new)):
-                chosen = dict(zip(live, state + more, strict=True))
+            for added in product(*(options[name] for name in new)):
+                chosen = dict(zip(live, state + added, strict=True))
                 total = before + cost(*(chosen[name] for name in names))
                 key = tuple(chosen[name] for name in kept)
                 if key not in best or total < best[key][0]:
-                    best[key] = total, (trail, dict(zip(new, more, strict=True)))
+                    best[key] = total, (trail, dict(zip(new, added, strict=True)))
         live, states = kept, best
     ((_, trail),) = states.values()
     choices = {name: choice[0] for name, choice in options.items()}

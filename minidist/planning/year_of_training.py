@@ -227,9 +227,9 @@ class _Replay:
         if self.doing != "train":
             return 1.0
         kinds = zip(self.run.slowdowns, self.slow, strict=True)
-        more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in kinds if ends)
-        more += self.run.linked * (self.hosts[-1] - 1)
-        return self.run.hosts / len(self.hosts) * (1 + more)
+        slowed = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in kinds if ends)
+        slowed += self.run.linked * (self.hosts[-1] - 1)
+        return self.run.hosts / len(self.hosts) * (1 + slowed)
 
     def pass_time(self, seconds: float) -> None:
         self.left -= seconds / self.pace

@@ -202,8 +202,8 @@ def data_parallel(rounds: int) -> Iterator[dict]:
             plain=lambda: slowest(two.run(mlp_steps, "AdamW")),
             DDP=peer("torch", "ddp", "2"),
         )
-    whole = contest.seconds("whole", "alone")
-    speed_up, most = (whole / contest.seconds("ours", way) for way in ("SGD", "alone"))
+    one_device = contest.seconds("whole", "alone")
+    speed_up, most = (one_device / contest.seconds("ours", way) for way in ("SGD", "alone"))
     note = f"{middle(speed_up):.2f}; without communication {middle(most):.2f}: "
     note += f"{middle(speed_up / most):.0%} of it (at least 85%)"
     if not any(isinstance(one["DDP"], str) for one in contest):

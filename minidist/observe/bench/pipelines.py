@@ -87,17 +87,17 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
 
 
 def step_of(group: Group, work: Work) -> Step:
-    model, whole = nn.MLP([WIDTH] * (LAYERS + 1)), Batch(*batch())
+    model, examples = nn.MLP([WIDTH] * (LAYERS + 1)), Batch(*batch())
 
     def accumulate() -> None:
-        for part in whole.micro_batches(work.m):
+        for part in examples.micro_batches(work.m):
             nn.cross_entropy(model(part.inputs), part.targets, BATCH).backward()
 
     parameters = model.parameters()
     backward: Step = accumulate
     if work.schedule is not None:
         pipeline = Pipeline(model, group, work.schedule, work.m, weights_last=work.weights_last)
-        parameters, backward = pipeline.parameters(), partial(pipeline.backward, whole)
+        parameters, backward = pipeline.parameters(), partial(pipeline.backward, examples)
 
     def step() -> None:
         backward()

@@ -137,11 +137,11 @@ def gloo(rank: int, size: int) -> Times:
 def ddp(rank: int, size: int) -> Times:
     """Time a step of the MLP: whole batch alone, and its part under DistributedDataParallel."""
     alone = partial(mlp_step, comm.WIDTHS, comm.BATCH)
-    whole = times_of({"one device": alone}) if rank == 0 else {}
+    one_device = times_of({"one device": alone}) if rank == 0 else {}
     dist.barrier()
     wrap = nn.parallel.DistributedDataParallel
     shared = partial(mlp_step, comm.WIDTHS, comm.BATCH // size, wrap)
-    return whole | times_of({"data parallel": shared}, dist.barrier)
+    return one_device | times_of({"data parallel": shared}, dist.barrier)
 
 
 def pipelines(rank: int, size: int) -> Times:

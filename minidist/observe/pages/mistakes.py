@@ -134,8 +134,8 @@ def judged(name: str) -> dict:
 
 def described(name: str, rows: list[dict]) -> dict:
     fields = {word: getattr(chosen()[name], word) for word in WORDS}
-    more = {"diff": chosen()[name].diff(), "rows": rows, "sees": summary(rows)}
-    return {"mistake": name, **fields, **more}
+    evidence = {"diff": chosen()[name].diff(), "rows": rows, "sees": summary(rows)}
+    return {"mistake": name, **fields, **evidence}
 
 
 def summary(rows: list[dict]) -> str:
@@ -147,7 +147,9 @@ def summary(rows: list[dict]) -> str:
         "the run does not end well": sum(bool(row["error"]) for row in rows),
         "all checks pass": sum(not row["seen"] for row in rows),
     }
-    sentences = [f"{n} of {plural(len(rows), 'case')}: {what}" for what, n in counts.items() if n]
+    sentences = [
+        f"{n} of {plural(len(rows), 'case')}: {outcome}" for outcome, n in counts.items() if n
+    ]
     return ". ".join(sentences or [f"In each of {plural(len(rows), 'case')} a check sees it"]) + "."
 
 
@@ -184,8 +186,8 @@ def answer(mistake: str = "", program: str = "") -> dict:
 def beginning() -> dict:
     """Return the answer to {}: what there is to choose, with one mistake and one program."""
     choices = [{"name": m.name, "title": m.title, "family": m.family} for m in chosen().values()]
-    more = {"choices": choices, "programs": [*waits.PROGRAMS]}
-    return answer("no_all_reduce") | more | {"waits": waits.answer("ring_of_rendezvous")}
+    listed = {"choices": choices, "programs": [*waits.PROGRAMS]}
+    return answer("no_all_reduce") | listed | {"waits": waits.answer("ring_of_rendezvous")}
 
 
 def questions() -> list[dict[str, str]]:
@@ -209,10 +211,10 @@ def as_text(answer: dict) -> str:
         return "\n".join([*answer["source"], "", *ends, "", answer["seeds"][0]["words"]])
     lines = [answer[word] for word in (*WORDS[:3], "sees")]
     for row in answer["rows"]:
-        what = row["error"] or f"{row['wrong']} of {row['all']} gradients are wrong"
+        outcome = row["error"] or f"{row['wrong']} of {row['all']} gradients are wrong"
         by = ", ".join(row["seen"]) or "nothing"
         where = f"{row['strategy']}, {row['case']}, {row['ranks']} ranks"
-        lines.append(f"{where}: {what}; seen by {by}")
+        lines.append(f"{where}: {outcome}; seen by {by}")
     waited = [as_text(answer["waits"])] if "waits" in answer else []
     return "\n\n".join(["\n".join(lines), answer["diff"], *waited])
 

@@ -31,9 +31,9 @@ def programs_of(text: str) -> Programs:
     """Return the programs of a text; ValueError if they are wrong, or too large to run here."""
     programs = read(f"{text}\n")  # with a line break it is no file's name
     sizes = len(programs), 1 + last_stage(programs.placement), sum(map(len, programs))
-    for size, (what, most) in zip(sizes, MOST.items(), strict=True):
+    for size, (unit, most) in zip(sizes, MOST.items(), strict=True):
         if size > most:
-            raise WrongInput(f"{size:,} {what} are too many to run here; use at most {most:,}")
+            raise WrongInput(f"{size:,} {unit} are too many to run here; use at most {most:,}")
     return order_of(programs, len(programs))
 
 

@@ -57,8 +57,8 @@ def _lines(names: dict, p: int, m: int) -> Iterator[str]:
         if len(of_ranks) != p or not all(
             0 <= k < MOST_ACTIONS for stages in of_ranks for k in stages
         ):
-            what = f"placement({p}) is {reprlib.repr(of_ranks)}; return a list of stages per rank"
-            raise _fault(placement, None, what)
+            reason = f"placement({p}) is {reprlib.repr(of_ranks)}; return a list of stages per rank"
+            raise _fault(placement, None, reason)
         yield "placement  " + " | ".join(" ".join(map(str, stages)) for stages in of_ranks)
     for rank in range(p):
         row = list(_words(program, rank, p, m, left))
@@ -72,21 +72,21 @@ def _words(program: Callable, rank: int, p: int, m: int, left: int) -> Iterator[
     items = made.split() if isinstance(made, str) else [None] if made is None else made
     for number, item in enumerate(items):
         word = str(item) if isinstance(item, actions.Action) else item
-        what = f"{reprlib.repr(word)}, which is no action; write F3 B3 I3 W3 F3.1"
+        reason = f"{reprlib.repr(word)}, which is no action; write F3 B3 I3 W3 F3.1"
         if number == left:
-            what = f"more than {MOST_ACTIONS:,} actions; does a loop not end?"
+            reason = f"more than {MOST_ACTIONS:,} actions; does a loop not end?"
         elif isinstance(word, str) and read_action(word):
             yield word
             continue
-        raise _fault(program, made, f"{call} gives {what}")
+        raise _fault(program, made, f"{call} gives {reason}")
 
 
-def _fault(function: Callable, made: object, what: str) -> Unreadable:
+def _fault(function: Callable, made: object, reason: str) -> Unreadable:
     """Return an error at the line where a generator is, or where its function begins."""
     frame = made.gi_frame if inspect.isgenerator(made) else None
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
     line = frame.f_lineno if frame else first
-    return Unreadable(f"line {line}: {what}", line)
+    return Unreadable(f"line {line}: {reason}", line)
 
 
 PLACE = re.compile(rf"; shortly before.*?{FILE}, line (\d{{1,6}}).*", re.S)

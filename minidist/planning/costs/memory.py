@@ -232,8 +232,8 @@ def layers_keep(size: TransformerSize, b: int, T: int, plan: Plan, block: BlockB
 def minidist(size: TransformerSize, plan: Plan, b: int) -> Kept:
     """Return the bytes that our blocks keep, without dropout; whole numbers count as numbers."""
     T = positions(size, plan)
-    whole = in_one_piece(size.sequence)
-    logarithms = plan.cp > 1 or plan.recompute == "selective" or not whole
+    one_piece = in_one_piece(size.sequence)
+    logarithms = plan.cp > 1 or plan.recompute == "selective" or not one_piece
     kept = layers_keep(size, b, T, plan, block_keeps(size, b, T, plan.itemsize, logarithms))
     if plan.recompute != "full":
         return kept

@@ -105,10 +105,10 @@ def element_wise(
     product; longer ones stay in tiles.
     """
     rows, C, tp = b * positions(size, plan), size.width, plan.tp
-    whole, split = rows * C / (tp if plan.sequence else 1), rows * size.hidden / tp
+    unsplit, split = rows * C / (tp if plan.sequence else 1), rows * size.hidden / tp
     scores = rows * ceil(size.heads / tp) * (size.sequence if in_one_piece(size.sequence) else 0)
-    forward = (2 * 2 + 2 * 3) * whole + 2 * split + 2 * scores
-    backward = (2 * 3 + 2 * 3) * whole + 3 * split + 3 * scores
+    forward = (2 * 2 + 2 * 3) * unsplit + 2 * split + 2 * scores
+    backward = (2 * 3 + 2 * 3) * unsplit + 3 * split + 3 * scores
     rate = machine.memory_bandwidth / plan.itemsize
     return forward / rate, backward / rate
 

@@ -221,6 +221,7 @@ class Step:
     def __init__(self, size: TransformerSize, plan: Plan, machine: Machine, batch: int):
         self.size, self.plan, self.machine = size, plan, machine
         self.b = batch // (plan.dp * plan.micro_batches)
+        self.rows = self.b * positions(size, plan)
         same = replace(plan, schedule="1f1b", chunks=1, zero=0, cut="layers", shards=None)
         self.block = block_of(size, same, machine, self.b)
         self.stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
@@ -252,16 +253,16 @@ class Step:
         has its sum in buckets under the last backward.
         """
         zero, n = self.plan.zero, max(1, sum(stage))
-        whole = self.block.whole * stage.blocks + self.block.head * stage.head
-        forward, back = whole.forward, whole.inputs + whole.weights
-        more = 0.0
+        times = self.block.whole * stage.blocks + self.block.head * stage.head
+        forward, back = times.forward, times.inputs + times.weights
+        exposed = 0.0
         if zero > 1:
-            more = hidden(back, scatter if zero == 2 else scatter + gather, n) - back
+            exposed = hidden(back, scatter if zero == 2 else scatter + gather, n) - back
             forward = forward if zero == 2 else hidden(forward, gather, n)
         sums = (scatter + gather, scatter, 0, 0)[zero] + between
         if len(self.stages) == 1:
             sums = hidden(back, sums, n) - back
-        return forward, whole.inputs + more, whole.weights, sums
+        return forward, times.inputs + exposed, times.weights, sums
 
     def over_data(self, stage: StageLayers) -> tuple[float, float, float]:
         """Return the seconds of scattering a stage's gradients, and of gathering its weights.
@@ -292,10 +293,10 @@ class Step:
 
     def delay(self) -> float:
         """Return the seconds of one message between stages."""
-        plan, rows = self.plan, self.b * positions(self.size, self.plan)
-        if plan.pp == 1:
+        if self.plan.pp == 1:
             return 0
-        return travel("pp", plan, self.machine, traffic.message_bytes(self.size, plan, rows), 1)
+        nbytes = traffic.message_bytes(self.size, self.plan, self.rows)
+        return travel("pp", self.plan, self.machine, nbytes, 1)
 
     def ends_meet(self) -> bool:
         """Return whether one rank has the embedding and the head."""
@@ -317,30 +318,23 @@ class Step:
         backward is not in halves, its last gradient has to pass these stages again.
         """
         pipe, result = self.pipeline, 0.0
-        whole = self.plan.schedule in WHOLE_BACKWARD
+        whole_backward = self.plan.schedule in WHOLE_BACKWARD
         each = [sum(three) for three in zip(pipe.forward, pipe.inputs, pipe.weights, strict=True)]
         first = last = 0.0
         for r, numbers in enumerate(self.placement):
             work = self.plan.micro_batches * sum(each[k] for k in numbers)
             result = max(result, first + work + last)
             first += pipe.forward[r] + pipe.delay
-            last += each[r] - pipe.forward[r] + pipe.delay if whole else 0
+            last += each[r] - pipe.forward[r] + pipe.delay if whole_backward else 0
         return result + self.after
 
     def links(self) -> dict[str, float]:
         """Return, by axis, the seconds that the busiest rank's links are in use in a step."""
-        plan, m, last = self.plan, self.plan.micro_batches, len(self.stages) - 1
+        plan, m = self.plan, self.plan.micro_batches
         blocks = self.most([stage.blocks for stage in self.stages])
         busy = {axis: m * blocks * spent for axis, spent in self.block.links.items()}
-        rank_of = {k: r for r, numbers in enumerate(self.placement) for k in numbers}
-        others = [(rank_of[k], rank_of.get(k - 1), rank_of.get(k + 1)) for k in range(last + 1)]
-        sent = [
-            m * self.pipeline.delay * sum(r not in (rank, None) for r in near)
-            for rank, *near in others
-        ]
-        sent[0] += self.tied()
-        sent[last] += self.tied()
-        busy["pp"] = self.most(sent)
+        each = (traffic.over_pipeline(self.size, plan, r, self.rows) for r in range(plan.pp))
+        busy["pp"] = max(travel("pp", plan, self.machine, *sent) for sent in each)
         busy["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2 + self.between
         return busy
 

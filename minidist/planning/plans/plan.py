@@ -147,9 +147,9 @@ class Machine:
         check_count("per_node", self.per_node)
         for name in ("flops", "memory", "link", "network", "memory_bandwidth"):
             rule, value = f"{name} is a number above 0", getattr(self, name)
-            check_number(rule, value, lambda x: x == math.inf or (is_held(x) and x > 0))
+            check_number(rule, value, lambda x: x == math.inf or (is_amount(x) and x > 0))
         for name in ("latency", "overhead"):
-            check_number(f"{name} is a number from 0", getattr(self, name), is_held)
+            check_number(f"{name} is a number from 0", getattr(self, name), is_amount)
         for share in (shares := [share for _, share in self.table]) or [0]:
             check_number("efficiency is a number above 0 and up to 1", share, lambda x: 0 < x <= 1)
         if list(self.table) != sorted(self.table) or shares != sorted(shares):
@@ -177,7 +177,7 @@ def check_count(name: str, value) -> None:
         raise WrongInput(f"{name} is too large: use {MOST:,} or less")
 
 
-def is_held(value) -> bool:
+def is_amount(value) -> bool:
     """Return whether it is a number from 0, and not too large for a product of floats."""
     if not isinstance(value, Real):
         return False

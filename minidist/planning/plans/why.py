@@ -28,12 +28,12 @@ NOT_TRIED = (
 
 def why_slower(e: Estimate, best: Estimate) -> str:
     """Return how much slower it is, and what takes most of the time more."""
-    more = e.seconds / best.seconds - 1
-    if more < 5e-4:
+    slower = e.seconds / best.seconds - 1
+    if slower < 5e-4:
         return "as fast"
     costs = {name: spent - best.spent.get(name, 0.0) for name, spent in e.spent.items()}
     name = max(costs, key=lambda part: costs[part])
-    return f"{more:.1%} slower: {seconds_of(costs[name])} more {WORDS[name]}"
+    return f"{slower:.1%} slower: {seconds_of(costs[name])} more {WORDS[name]}"
 
 
 def where(e: Estimate) -> str:
