@@ -251,10 +251,10 @@ def _cells(row: list[tuple[int, Event]], scale: Scale, letters: dict, names: dic
         cells[start:stop] = [(e, stop - start)] * (stop - start)
         edge[depth], edge[depth + 1], limit[depth + 1] = stop, start, stop
     runs = [list(same) for _, same in groupby(cells, key=id)]
-    return "".join(_run(run[0], len(run), letters, names) for run in runs)
+    return "".join(_event_text(run[0], len(run), letters, names) for run in runs)
 
 
-def _run(cell: tuple[Event, int] | None, room: int, letters: dict, names: dict) -> str:
+def _event_text(cell: tuple[Event, int] | None, room: int, letters: dict, names: dict) -> str:
     """Return `room` characters: the name only if no inner event covers a part of the event."""
     if cell is None:
         return (IDLE if names else " ") * room
