@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from tests import guard
+from tests import grids, guard
 
 TESTS = Path(__file__).parent
 # minidist is imported inside the fixtures: `--impl` first decides which one that is.
@@ -55,6 +55,11 @@ def pytest_addoption(parser):
         "--minutes",
         type=float,
         help="skip, and say so, what has not begun after this time: a slow machine ends in time",
+    )
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run all cases of the grids, not those that the commit chooses (tests/grids.py)",
     )
     parser.addoption(
         "--one-in",
@@ -140,6 +145,9 @@ def pytest_collection_modifyitems(config, items):
     if others := [item for item in items if _number_of(item) % config.option.one_in]:
         items[:] = [item for item in items if _number_of(item) % config.option.one_in == 0]
         config.hook.pytest_deselected(items=others)
+    if not config.option.all and (others := grids.left_out(items)):
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=list(others))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and _why_no_gpu():
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
@@ -191,7 +199,7 @@ def _overlay():
 
 
 def pytest_report_header(config):
-    lines = []
+    lines = [] if config.option.all else [f"grids: cases of commit {grids.commit()[:12] or 'none'}"]
     if config.option.impl is not None:
         replaced = ", ".join(config.stash[REPLACED])
         lines.append(f"minidist with {replaced} of {config.option.impl}")

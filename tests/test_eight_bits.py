@@ -247,6 +247,7 @@ def test_a_block_is_a_whole_number(block):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(10)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_of_up_to_eight_ranks_has_one_devices_gradient(cluster, mesh):
     ranks, options = int(np.prod(mesh)), dict(zip(AXES, mesh, strict=True))

@@ -160,6 +160,7 @@ def test_shards_of_zero_are_updated_as_whole_matrices(cluster, stage, owners):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(20)
 @pytest.mark.parametrize("owners", ["one", "every"])
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(

@@ -566,11 +566,12 @@ def test_copies_pickles_and_parts_keep_what_a_parameter_keeps():
     assert vars(p.part(Shard(0, np.arange(2), 4))).items() >= kept.items()
 
 
+GRID = pytest.mark.slow, pytest.mark.grid(12)
 WITHOUT_MOMENTS = [name for name in WAYS if not name.startswith(("Adam", "momentum"))]
 
 
 @pytest.mark.parametrize("name", WITHOUT_MOMENTS)
-@pytest.mark.parametrize("before", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("before", [1, pytest.param(3, marks=GRID)])
 def test_who_has_loaded_weights_goes_on_as_if_it_began_with_them(cluster, name, before):
     """But for the moments of an optimizer, which load_state keeps."""
 
@@ -591,7 +592,7 @@ def test_who_has_loaded_weights_goes_on_as_if_it_began_with_them(cluster, name, 
 
 
 @pytest.mark.parametrize("name", [*SKIPPING, *(f"{name}, scaled" for name in SCALED)])
-@pytest.mark.parametrize("bad", [np.inf, pytest.param(np.nan, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bad", [np.inf, pytest.param(np.nan, marks=GRID)])
 def test_a_step_that_is_skipped_leaves_no_trace(cluster, name, bad):
     """One rank's gradient is bad, in the first step and in a later one."""
 
@@ -615,7 +616,7 @@ def test_a_step_that_is_skipped_leaves_no_trace(cluster, name, bad):
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize(
     "scale",
-    [(2.0**10, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(1.0, None), (4.0, 2)])],
+    [(2.0**10, 1), *(pytest.param(s, marks=GRID) for s in [(1.0, None), (4.0, 2)])],
 )
 def test_the_loss_scale_and_its_changes_are_in_no_weight(cluster, name, scale):
     def worker(group):
@@ -767,9 +768,7 @@ def test_a_model_from_a_process_with_a_later_clock_is_not_one_that_just_changed(
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("first", ["zeros", "rank 1", "tiny", "huge", "inf", "nan", "one column"])
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float16", pytest.param("float32", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", ["float64", "float16", pytest.param("float32", marks=GRID)])
 def test_a_memory_finds_its_way_out_of_any_gradient(cluster, name, first, dtype):
     """After one such gradient and many of another kind, what is owed does not grow."""
     G = np.random.default_rng(0).standard_normal((5, 4))

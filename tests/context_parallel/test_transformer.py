@@ -57,6 +57,7 @@ def test_blocks_may_be_run_again_in_backward(cluster, attention, more):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(8)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_length_on_every_number_of_ranks(cluster, name, size):
@@ -71,6 +72,7 @@ def test_every_length_on_every_number_of_ranks(cluster, name, size):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(8)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_number_of_heads_that_queries_share(cluster, name, size):

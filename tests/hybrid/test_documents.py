@@ -46,6 +46,7 @@ def test_documents_are_kept_apart_on_a_mesh(cluster, options, kv_heads):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(6)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_documents_are_kept_apart_on_every_mesh_of_up_to_eight_ranks(cluster, mesh):
     """Ranks that are left are on the axis tp; heads that do not divide are left out."""
@@ -67,6 +68,7 @@ TAKE = {
 
 
 @pytest.mark.slow
+@pytest.mark.grid(12)
 @pytest.mark.parametrize("name", TAKE)
 def test_every_strategy_that_splits_a_transformer_keeps_documents_apart(cluster, name):
     tokens, nexts = generator(0, "documents everywhere").integers(0, 11, (2, 4, 12))

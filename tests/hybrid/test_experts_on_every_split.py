@@ -109,6 +109,7 @@ def test_todays_experts_are_one_device_s_on_a_mesh(cluster, size, axes):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(20)
 @pytest.mark.parametrize("dispatch", ["rows", "positions"])
 @pytest.mark.parametrize("size, axes", MESHES)
 def test_todays_experts_are_one_device_s_on_every_mesh_of_up_to_8_ranks(

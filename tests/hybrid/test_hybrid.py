@@ -161,6 +161,7 @@ def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_llama(cluster, m
 
 
 @pytest.mark.slow
+@pytest.mark.grid(16)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_of_a_llama(cluster, mesh):
     options = SCHEDULES[MESHES.index(mesh) % 3]
@@ -181,6 +182,7 @@ def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_seq2seq(cluster,
 
 
 @pytest.mark.slow
+@pytest.mark.grid(8)
 @pytest.mark.parametrize("mesh", [m for m in MESHES if m[2] == m[4] == 1], ids=str)
 def test_every_mesh_of_a_seq2seq(cluster, mesh):
     ranks = cluster(ranks_of(mesh), "thread")
@@ -212,6 +214,7 @@ def test_the_sequence_may_be_cut_plainly(cluster, mesh):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(24)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
     """Under all sets of options; those of more than four ranks with ZeRO and one of the others."""

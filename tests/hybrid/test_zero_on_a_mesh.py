@@ -34,6 +34,7 @@ def test_a_mesh_leaves_the_gradients_norms_and_weights_of_one_device(cluster, me
 
 
 @pytest.mark.slow
+@pytest.mark.grid(24)
 @each_stage
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_of_up_to_eight_ranks(cluster, mesh, stage):

@@ -105,6 +105,7 @@ FULL = [
 
 
 @pytest.mark.slow
+@pytest.mark.grid(12)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["mlp", "tied", "untied"])
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)

@@ -171,7 +171,7 @@ def test_what_no_order_can_be_searched_for_is_refused(options, message):
 
 SOME = [(2, 5, 1, True), (3, 7, None, False)]
 ALL = [
-    pytest.param(*each, marks=pytest.mark.slow)
+    pytest.param(*each, marks=(pytest.mark.slow, pytest.mark.grid(18)))
     for each in product(range(1, 6), (1, 5, 12), (1, 3, None), (False, True))
 ]
 

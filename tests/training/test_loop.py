@@ -24,6 +24,7 @@ MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
 SMALL = [(1, 2, 1), (2, 1, 2)]
 FEW = [(schedule, mesh, tied) for schedule, mesh in product(SYNCHRONOUS, SMALL) for tied in (0, 1)]
 ALL = list(product(SYNCHRONOUS, MESHES, (0, 1)))
+GRID = pytest.mark.slow, pytest.mark.grid(50)
 FIVE = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 
 
@@ -49,7 +50,7 @@ def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
 
 @pytest.mark.parametrize(
     "schedule, mesh, tied",
-    [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FEW)],
+    [*FEW, *(pytest.param(*case, marks=GRID) for case in ALL if case not in FEW)],
     ids=str,
 )
 def test_every_synchronous_schedule_is_certified_on_every_mesh(schedule, mesh, tied):

@@ -111,6 +111,7 @@ def test_every_two_options_meet_on_a_mesh_of_four_ranks(cluster, each):
 
 
 @pytest.mark.slow
+@pytest.mark.grid(110)
 @pytest.mark.parametrize("name", STRATEGIES)
 @every_kind
 def test_every_strategy_on_every_combination_of_options(cluster, kind, name):
