@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config, items):
             raise pytest.UsageError(f"{item.nodeid} needs a GPU; mark it gpu")
 
     def place(item):
-        name = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        name = os.path.relpath(item.path.with_suffix(""), TESTS)
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
     items.sort(key=place)

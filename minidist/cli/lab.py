@@ -15,14 +15,13 @@ from time import sleep
 
 from tqdm import tqdm
 
-from minidist.cli.options import JSON, SECONDS, SEED, Command, argument, flag, number, option, whole
+from minidist.cli.options import JSON, SECONDS, SEED, Command, argument, flag, option, whole
 from minidist.course import (
+    class_report,
     mutants,
     mutation_testing,
     property_lab,
     report,
-    report_page,
-    similarity,
     starter,
 )
 from minidist.course.export import export
@@ -34,14 +33,20 @@ from minidist.course.folders import (
     students_in,
     write_text,
 )
-from minidist.course.grade_all import Job, Result, earlier_results, grade_all, place, save
+from minidist.course.grade_all import (
+    Job,
+    Result,
+    compared,
+    earlier_results,
+    grade_all,
+    place,
+    save,
+)
 from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
-from minidist.course.submissions import submissions
-from minidist.errors import WrongInput, is_wrong_input, plural
+from minidist.errors import WrongInput, is_wrong_input
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
-ROWS = 50  # of the table of similar submissions
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
 
 
@@ -115,7 +120,7 @@ class NewCommand(Command):
 @dataclass
 class ExportCommand(Command):
     """Write into a new folder: release/ for students, instructor/ with the solution, and for
-    grading plain/, autograder.zip for Gradescope, classroom/ for repositories on GitHub."""
+    grading plain/, autograder.zip for Gradescope."""
 
     lab: str = argument(*NAME)
     folder: Path = argument(*NEW_FOLDER)
@@ -209,55 +214,6 @@ class GradeCommand(Command):
 
 
 @dataclass
-class SimilarCommand(Command):
-    """Compare all submissions with each other and with the package, whatever their names and
-    the order of their functions. Read a pair before you judge: a share is no proof."""
-
-    lab: str | None = option(*FIRST_LAB)
-    folders: list[Path] = argument(
-        "a submission, folder or .zip, or a folder that has one for each student",
-        "FOLDER",
-        Path,
-        nargs="+",
-    )
-    above: float = option(
-        "the least part of the smaller one's code, from 0 to 1, that two have in common",
-        number("a share", 1, "1 is all of a submission"),
-        "SHARE",
-        default=0.4,
-    )
-    json: bool = flag("write JSON")
-
-    def run(self) -> int:
-        folders = [path for folder in self.folders for path in self.submissions(folder)]
-        if (name := self.lab or lab_name(folders)) == MUTANTS:
-            raise WrongInput(
-                "the lab of mutants is not compared: everybody's tests are like each other"
-            )
-        lab = find(name)
-        readable, reference, remarks = similarity.read_all(folders, lab)
-        pairs = similarity.pairs(readable, reference, self.above)
-        if self.json:
-            print(json.dumps({"lab": lab.name, "pairs": pairs, "not read": remarks}, indent=1))
-            return 0
-        pairs_above = f"{plural(len(pairs), 'pair')} with a share of {self.above:g} or more"
-        print(f"{len(readable)} submissions; {pairs_above}")
-        if pairs:
-            print(similarity.table(pairs[:ROWS]))
-        if len(pairs) > ROWS:
-            print(f"{len(pairs) - ROWS} more: raise --above, or take --json")
-        for remark in remarks:
-            print(f"not read: {remark}")
-        return 0
-
-    def submissions(self, folder: Path) -> list[Path]:
-        """Return a class's submissions; a folder with none or one in it is a submission itself."""
-        if not folder.exists():
-            raise WrongInput(f"there is no folder {folder}")
-        return inner if len(inner := submissions(folder)) > 1 else [folder]
-
-
-@dataclass
 class GradeAllCommand(Command):
     """Grade every subfolder and .zip of a folder with the same hidden questions. Each result is
     saved at once: an interrupted run goes on where it was, and changed files are graded
@@ -311,35 +267,16 @@ class GradeAllCommand(Command):
             print(f"{len(done)} of {len(paths)}  {result.name}: {result.why or points}", flush=True)
 
         make_folder(folder)
-        write_text(file, report_page.as_csv(lab, []))  # it shall not fail after hours
+        write_text(file, "")  # it shall not fail after hours
         grade_all(paths, job, self.jobs, show)
+        like, pairs = compared(paths, lab)
+        if students is not None:
+            missing = sorted(students - {result.student for result in done})
+            why = "nothing that names this student was handed in"
+            done += [Result("", lab.name, seed, student=name, why=why) for name in missing]
         done.sort(key=lambda result: result.name)
-        write_text(file, report_page.as_csv(lab, done))
-        summary = report_page.summary(lab, done)
-        print(f"\n{summary}\n\n{file}; page: minidist lab report {self.folder}")
-        return 0
-
-
-@dataclass
-class ReportCommand(Command):
-    """Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts."""
-
-    lab: str | None = option(*FIRST_LAB)
-    folder: Path = argument(*CLASS)
-    results: Path | None = option(*RESULTS)
-    output: Path | None = option("the page (default: report.html among the results)", Path, "FILE")
-
-    def run(self) -> int:
-        _, folder, earlier = earlier_results(self.folder, self.results)
-        results = list(earlier.values())
-        if not results:
-            raise WrongInput(
-                f"{folder} has no results; first: minidist lab grade-all {self.folder}"
-            )
-        lab = find(self.lab or results[-1].lab)
-        results = sorted((r for r in results if r.lab == lab.name), key=lambda result: result.name)
-        write_text(file := self.output or folder / "report.html", report_page.page(lab, results))
-        print(file)
+        write_text(file, class_report.as_csv(lab, done, like, pairs))
+        print(f"\n{class_report.summary(lab, done, pairs)}\n\n{file}; texts for students: {folder}")
         return 0
 
 
@@ -349,9 +286,7 @@ ACTIONS: dict[str, tuple[type[Command], str]] = {
     "export": (ExportCommand, "write what a teacher hands out and grades with"),
     "test": (TestCommand, "test a folder with the public questions"),
     "grade": (GradeCommand, "grade a folder with hidden questions"),
-    "similar": (SimilarCommand, "rank pairs of submissions by the code that they share"),
     "grade-all": (GradeAllCommand, "grade all submissions in a folder, side by side"),
-    "report": (ReportCommand, "make a page of the results of grade-all"),
 }
 
 

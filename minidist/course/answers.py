@@ -12,9 +12,11 @@ from minidist.verify import compare
 
 Answer = dict[str, np.ndarray]
 
+MUCH = 100  # times as many numbers as the package's answer has
 SHOWN = 16  # the most whole numbers, truth values or texts of a list that are shown
 
 
+@np.errstate(all="ignore")  # answers have any numbers
 def like_the_package(
     answer: Answer,
     want: Answer,
@@ -43,6 +45,60 @@ def like_the_package(
     values = [message for name, message in found.items() if not name.startswith("bytes")]
     moved = [message for name, message in found.items() if name.startswith("bytes")]
     return "\n".join(values[:1] + moved[:1]) or None
+
+
+def flat(value, name: str = "") -> Answer:
+    """Return {name: array} of a value of the sandbox.
+
+    A list of numbers is an array. Any other list at the top has a value per rank: "x on rank 2";
+    further down its values have numbers: "x 2". A value that is None is left out.
+    """
+    if isinstance(value, dict):
+        inner = {f"{name} {key}".strip(): each for key, each in value.items()}
+        return {n: a for key, each in inner.items() for n, a in flat(each, key).items()}
+    if not isinstance(value, list) or all(isinstance(each, bool | int | float) for each in value):
+        array = np.asarray(value)
+        assert value is None or array.dtype.kind in "biufU", f"{name} has too large numbers"
+        return {} if value is None else {name or "the answer": array}
+    if all(isinstance(each, str) for each in value):
+        return {name or "the answer": np.array(value, str)}
+    if name:
+        return {n: a for k, each in enumerate(value) for n, a in flat(each, f"{name} {k}").items()}
+    of_ranks = [flat(each, "the answer" if isinstance(each, list) else "") for each in value]
+    return {f"{n} on rank {r}": a for r, answer in enumerate(of_ranks) for n, a in answer.items()}
+
+
+def check(got, want, **options) -> None:
+    """Raise AssertionError if a value is not the package's; options: of `like_the_package`."""
+    message = like_the_package(flat(got), flat(want), **options)
+    assert message is None, message
+
+
+def check_form(got, want, exactly: bool = False) -> None:
+    """Raise AssertionError if a value has not the names, kinds and dimensions of the package's.
+
+    Nor may it have a NaN where the package has none, or so many numbers that a test takes minutes.
+    exactly  nor other numbers
+    """
+    if exactly:
+        check(got, want)
+    answer, right = flat(got), flat(want)
+    numbers, most = size_of(answer), MUCH * (MUCH + size_of(right))
+    assert numbers <= most, f"the answer has {numbers} numbers, the package's {size_of(right)}"
+    for name in right:
+        assert name in answer, f"{name} is missing: is it None, or a `return` missing?"
+        other = of_another_kind(name, answer[name], right[name])
+        assert other is None, other
+        a, b = answer[name], right[name]
+        assert a.ndim == b.ndim, f"{name} has the shape {list(a.shape)}, not {list(b.shape)}"
+        nan = a.dtype.kind == "f" and np.isnan(a).any() and not np.isnan(b).any()
+        assert not nan, f"{name} has a NaN"
+    for name in answer:
+        assert name in right, f"{name} should not be there"
+
+
+def size_of(answer: Answer) -> int:
+    return sum(array.size for array in answer.values())
 
 
 def of_all_ranks(answer: Answer, free: tuple[str, ...], at_most: tuple[str, ...]) -> Answer:

@@ -1,18 +1,22 @@
-"""Remove the bodies of functions from a source, but keep their signatures and docstrings.
+"""Parts of a source: a starter's, without the bodies of functions; a sandbox's, without the tests.
 
-The functions are found in the syntax tree, so the source needs no marks; all other lines do not
-change.
+The functions are found in the syntax tree, so the source needs no marks.
 """
 
 import ast
+import dis
 import json
+from pathlib import Path
+from types import CodeType
 
 from minidist.errors import WrongInput
 from minidist.verify.mistakes.edits import functions
 
+GLOBAL = "LOAD_GLOBAL", "LOAD_NAME"  # instructions of Python that read a name of the module
+
 
 def blank(source: str, messages: dict[str, str]) -> str:
-    """Replace bodies by `raise NotImplementedError(message)`.
+    """Replace bodies by `raise NotImplementedError(message)`; all other lines do not change.
 
     messages  {qualified name, as "ring_all_reduce" or "Mesh.rank_of": message}
 
@@ -37,3 +41,43 @@ def blank(source: str, messages: dict[str, str]) -> str:
             f"{' ' * first.col_offset}raise NotImplementedError({json.dumps(messages[name])})"
         ]
     return "\n".join(lines) + "\n"
+
+
+def part_inside(file: Path) -> str:
+    """Return the part of a lab's tests that `inside` functions reach, without the decorator."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    waiting: list[ast.stmt] = []
+    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        decorator = ast.unparse(function.decorator_list[0]) if function.decorator_list else ""
+        if decorator.partition("(")[0] == "inside":
+            function.decorator_list.pop(0)
+            waiting.append(function)
+    made = [(_made(node), node) for node in tree.body]
+    kept: list[ast.stmt] = []
+    for node in waiting:
+        if node not in kept:
+            kept.append(node)
+            needed = _globals(compile(ast.Module([node], []), file.name, "exec"))
+            waiting += [other for names, other in made if names & needed]
+    return "\n\n".join(ast.unparse(node) for node in tree.body if node in kept) + "\n"
+
+
+def _made(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module makes."""
+    match node:
+        case ast.Import(names) | ast.ImportFrom(_, names):
+            return {(alias.asname or alias.name).partition(".")[0] for alias in names}
+        case ast.FunctionDef(name) | ast.ClassDef(name):
+            return {name}
+        case ast.Assign(targets):
+            return {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+        case ast.AugAssign(ast.Name(name)) | ast.AnnAssign(ast.Name(name)):
+            return {name}
+    return set()
+
+
+def _globals(code: CodeType) -> set[str]:
+    """Return the names of a module that a code reads, and all codes in it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    reads = (i.argval for i in dis.get_instructions(code) if i.opname in GLOBAL)
+    return {*reads}.union(*map(_globals, inner))

@@ -29,40 +29,13 @@ PYTHONPATH=/autograder/source venv/bin/python -m minidist lab grade submission \
     --format gradescope --output results/results.json
 """
 
-WORKFLOW = """# Asks the public questions after each push; the run's page shows each task's points.
-# Whoever can push can change this file and read any secret, so the hidden seed is not here:
-# the points that count come from `minidist lab grade-all` with the teacher's seed.
-name: Lab {number}
-on: [push, workflow_dispatch]
-permissions: {{contents: read}}
-jobs:
-  grade:
-    runs-on: ubuntu-latest
-    timeout-minutes: 15
-    steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with: {{python-version: "3.12"}}
-      - name: Install minidist
-        run: python -m pip install "${{MINIDIST:?set this variable of the organization}}"
-        env: {{MINIDIST: "${{{{ vars.MINIDIST }}}}"}}
-      - name: Grade
-        run: |
-          minidist lab grade . --seed 0 --output points.txt
-          sed -nE 's|^ {{0,2}}[0-9]+ / |::notice::&|p' points.txt
-          (echo '```'; cat points.txt; echo '```') >> "$GITHUB_STEP_SUMMARY"
-      - name: All points are earned
-        run: grep "^{points} / {points}  points" points.txt
-"""
-
 PLAIN = """#!/usr/bin/env bash
-# Grades each folder and .zip in submissions/, and the changed ones again: points.csv, report.html,
-# and in results/ NAME.xml (JUnit) and NAME.json (with the message for the student).
+# Grades each folder and .zip in submissions/, and the changed ones again: points.csv, and in
+# results/ NAME.txt (for the student), NAME.xml (JUnit) and NAME.json.
 set -euo pipefail
 cd "$(dirname "$0")"
 minidist lab grade-all submissions --lab {lab} --seed seed.txt --results results \\
     --csv points.csv "$@"
-minidist lab report submissions --results results --output report.html
 """
 
 README = """# {title}: the instructor's folder
@@ -70,8 +43,7 @@ README = """# {title}: the instructor's folder
 | file | what it is |
 | --- | --- |
 | `solution/` | the reference: full marks for a folder that names no student |
-| `questions.py` | what is asked; the right answer is what the package itself answers |
-| `probes.py` | how it is asked |
+| `test_{lab}.py` | the tests that the tasks are |
 | `seed.txt` | the hidden seed of the grader; keep it |
 
 Points:
@@ -90,10 +62,6 @@ Beside this folder:
 - `plain/` grades on any machine: copy what was handed in, a folder or .zip per student, to
   `plain/submissions/`, then run `bash plain/grade.sh`. Options go to `minidist lab grade-all`.
 - `autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
-- `classroom/` is a template repository for GitHub: one repository per student is made from it
-  (`gh repo create --template` does it; GitHub Classroom closed in August 2026). Set the
-  organization's variable MINIDIST to what pip shall install, as the address of your copy. Each push
-  gets the points of the public questions. For those that count, clone all to `plain/submissions/`.
 
 Where the grader is root, as on Gradescope, the student's code runs as another user. On a laptop
 both are the same user: install bubblewrap. A grade says in its line "defences" what is not
@@ -102,7 +70,7 @@ prevented, and the docstring of `minidist/course/sandbox/__init__.py` says why.
 
 
 def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = False) -> list[Path]:
-    """Write release/, instructor/, plain/, classroom/, autograder.zip into a new or empty folder.
+    """Write release/, instructor/, plain/, autograder.zip into a new or empty folder.
 
     seed      the hidden one; by default a random one
     variants  Gradescope grades everybody's own version, whatever lab.txt says
@@ -119,8 +87,7 @@ def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = Fal
     files = {
         "README.md": README.format(lab=lab.name, title=lab.title, rows=rows, essays=essays),
         "seed.txt": f"{seed}\n",
-        "questions.py": lab.probes.with_name("questions.py").read_text(encoding="utf-8"),
-        "probes.py": lab.probes.read_text(encoding="utf-8"),
+        lab.tests.name: lab.tests.read_text(encoding="utf-8"),
         f"solution/{LABEL}": f"{lab.name}\n",
         **{
             f"solution/minidist/{path}": (PACKAGE / path).read_text(encoding="utf-8")
@@ -129,10 +96,6 @@ def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = Fal
     }
     starter.write_files(folder, {})
     starter.write(lab, folder / "release")
-    starter.write(lab, folder / "classroom")
-    workflow = folder / "classroom" / ".github" / "workflows"
-    yml = WORKFLOW.format(number=lab.number, points=lab.points)
-    starter.write_files(workflow, {"classroom.yml": yml})
     starter.write_files(folder / "instructor", files)
     plain = {"grade.sh": PLAIN.format(lab=lab.name), "seed.txt": f"{seed}\n"}
     starter.write_files(folder / "plain", plain)

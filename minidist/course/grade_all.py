@@ -19,7 +19,7 @@ from math import isfinite
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from minidist.course import grader, property_lab, report
+from minidist.course import grader, property_lab, report, similarity
 from minidist.course.lab import Lab
 from minidist.course.sandbox.limits import USUAL, Limits, open_to_all
 from minidist.course.sandbox.untrusted import plain, remove
@@ -41,7 +41,6 @@ class Result:
     score    for the leaderboard, if the lab has one and the answers are valid
     student  whose version of the lab it is, if it was made for one
     why      why it could not be graded
-    message  the report for the student
     """
 
     name: str
@@ -54,7 +53,6 @@ class Result:
     score: float | None = None
     student: str = ""
     why: str = ""
-    message: str = ""
 
     sum = property(lambda self: sum(self.points.values()))
 
@@ -63,7 +61,7 @@ class Result:
 class Job:
     """What all submissions have in common.
 
-    results   the folder that gets NAME.json and NAME.xml (JUnit) for each
+    results   the folder that gets for each NAME.json, NAME.txt (for the student), NAME.xml (JUnit)
     patience  seconds after which one is given up
     students  the class; None: whoever lab.txt names, or nobody
     """
@@ -170,9 +168,10 @@ def _graded(path: Path, job: Job) -> Result:
         if (kept := load(place(job.results, path))) and kept.key == key:
             return kept
         found = grade(path, lab, job.seed, job.limits)
-        file = place(job.results, path).with_suffix(".xml")
-        file.write_text(report.junit(found), encoding="utf-8")
-        result.key, result.message = key, report.text(found, foot=False)
+        file = place(job.results, path)
+        file.with_suffix(".xml").write_text(report.junit(found), encoding="utf-8")
+        file.with_suffix(".txt").write_text(report.text(found, foot=False), encoding="utf-8")
+        result.key = key
         result.score = found.score
         result.points = {verdict.task.id: verdict.points for verdict in found.verdicts}
         result.causes = {v.task.id: report.cause(v) for v in found.verdicts if not v.passed}
@@ -194,7 +193,7 @@ def load(file: Path) -> Result | None:
     """Read a result; None if there is none, or if it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         found = Result(**json.loads(file.read_text(encoding="utf-8")))
-        texts = [found.name, found.lab, found.key, found.student, found.why, found.message]
+        texts = [found.name, found.lab, found.key, found.student, found.why]
         texts += [text for pair in found.causes.items() for text in pair]
         numbers = [found.minutes, found.score or 0.0, *found.points.values()]
         whole = all(type(text) is str for text in texts) and type(found.seed) is int
@@ -213,3 +212,13 @@ def earlier_results(
     files = {path: file for path in paths if (file := place(results, path)).is_file()}
     in_time = sorted(files, key=lambda path: files[path].stat().st_mtime_ns)
     return paths, results, {path: done for path in in_time if (done := load(files[path]))}
+
+
+def compared(paths: list[Path], lab: Lab) -> tuple[dict[str, float], dict[tuple, float]]:
+    """Return what submissions share with the package and with each other: `similarity.shared`."""
+    files = {}
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):  # its row says why it was not graded
+            check_no_link(path)
+            files[plain(path.name)] = handed_in(path, lab.files)[0]
+    return similarity.shared({name: own for name, own in files.items() if own}, lab)

@@ -1,21 +1,17 @@
-"""Grade a student's folder: ask each task's questions in a sandbox, and judge the answers here.
+"""Grade a student's folder: run the tests of its lab here, and what they call in a sandbox.
 
-The right answers are the package's own. Where one is wrong, the register's mistakes are asked, too.
+Where one fails, the register's mistakes are tested, too.
 """
 
 import json
 import secrets
+import tempfile
 import textwrap
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
-
-from minidist.course.diagnosis import known_mistakes
 from minidist.course.lab import Lab, Task, shares
-from minidist.course.question import Question, judge, score
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 from minidist.course.submissions import handed_in
@@ -27,16 +23,16 @@ NOT_BEGUN = "not begun"
 class Verdict:
     """The result of one task.
 
-    questions  how many there were
-    wrong      a text per failed question: what was asked, and what is wrong with the answer
+    cases      how many tests there were
+    wrong      a text per failed one: what was asked, and what is wrong with the answer
     output     what the student's code printed, shortened
     mistakes   the known mistakes that give the student's answers, in words
-    groups     {a group of questions: whether all of them are answered}
-    score      of all its questions that have one, if their answers are valid: lower is better
+    groups     {a group of tests: whether all of them pass}
+    score      the mean of its tests' scores, if they have some, and all are valid: lower is better
     """
 
     task: Task
-    questions: int
+    cases: int
     wrong: list[str]
     output: str = ""
     seconds: float = 0.0
@@ -56,7 +52,7 @@ class Verdict:
 
     @property
     def worth(self) -> dict[str, int]:
-        """How many points each group of questions has."""
+        """How many points each group of tests has."""
         if not self.groups:
             return {}
         points = shares(self.task.points, [1] * len(self.groups))
@@ -67,9 +63,10 @@ class Verdict:
 class Grade:
     """The result of a lab.
 
-    seed      the questions were drawn from it: the same seed gives the same questions
+    seed      the tests' numbers were drawn from it
     defences  what the sandbox had on this machine, and what is therefore not prevented
     remark    that the folder was made for another student
+    junit     pytest's own report, as XML
     """
 
     lab: Lab
@@ -77,6 +74,7 @@ class Grade:
     seed: int
     defences: str
     remark: str = ""
+    junit: str = ""
 
     points = property(lambda self: sum(verdict.points for verdict in self.verdicts))
 
@@ -87,17 +85,10 @@ class Grade:
         return mean(found) if 0 < len(found) == len(self.verdicts) else None
 
 
-def questions(lab: Lab, task: Task, seed: int) -> list[Question]:
-    """Return a task's questions, drawn from a seed; for a variant, only its own answer is right."""
-    asked = lab.questions.QUESTIONS[task.id](np.random.default_rng([seed, lab.number]))
-    found = [replace(question, variants=lab.variants) for question in asked]
-    return [question.exactly() for question in found] if task.variant else found
-
-
 def grade(
     folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, task: str | None = None
 ) -> Grade:
-    """Ask and judge every task, or one. Nothing that the student's code does raises here.
+    """Test every task, or one. Nothing that the student's code does raises here.
 
     folder  the submission; only the lab's own files in FOLDER/minidist/ are read
     seed    None draws an unpredictable one; the grade names it
@@ -111,33 +102,50 @@ def grade(
     files, unusable = handed_in(folder, lab.files)
     with Sandbox(lab, limits) as sandbox:
         unusable |= sandbox.put(files)
-        verdicts = [_verdict(each, seed, sandbox, files, unusable) for each in tasks]
-        return Grade(replace(lab, tasks=tasks), verdicts, seed, sandbox.defences)
+        verdicts, junit = _tested(tasks, seed, sandbox, files, unusable)
+        tested = replace(lab, tasks=tasks)
+        return Grade(tested, verdicts, seed, sandbox.defences, junit=junit)
 
 
-def _verdict(
-    task: Task, seed: int, sandbox: Sandbox, files: dict[str, str], unusable: dict[str, str]
-) -> Verdict:
-    assert sandbox.lab is not None
-    asked, begin = questions(sandbox.lab, task, seed), time.monotonic()
-    paths = list(dict.fromkeys(path for path, _ in task.targets))
-    if wrong := [_about(path, unusable[path]) for path in paths if path in unusable]:
-        return Verdict(task, len(asked), wrong)
-    if untouched(task, files):
-        return Verdict(task, len(asked), [NOT_BEGUN])
-    heard = sandbox.ask(asked)
-    messages = [judge(q, answer) for q, answer in zip(asked, heard.answers, strict=True)]
-    wrong = [_about(q.about, m) for q, m in zip(asked, messages, strict=True) if m]
-    seconds = time.monotonic() - begin
-    mistakes: tuple[str, ...] = ()
-    groups = {q.group: True for q in asked}
-    groups |= {q.group: False for q, message in zip(asked, messages, strict=True) if message}
-    if wrong and (absent := [path for path in paths if path not in files]):
-        wrong, groups = [f"there is no minidist/{path}" for path in absent], {}
-    elif wrong:
-        mistakes = known_mistakes(sandbox, task, asked, heard.answers, messages)
-    worth = score(asked, heard.answers)
-    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes, groups, worth)
+def _tested(
+    tasks: list[Task], seed: int, sandbox: Sandbox, files: dict[str, str], unusable: dict[str, str]
+) -> tuple[list[Verdict], str]:
+    """Return what the tests of some tasks say of a student's files, also in pytest's own XML."""
+    from minidist.course import diagnosis, grading  # which need pytest
+
+    lab = sandbox.lab
+    assert lab is not None
+    run = grading.Grading(lab, tasks, seed, sandbox)
+    refused: dict[str, list[str]] = {}
+    for task in tasks:
+        paths = list(dict.fromkeys(path for path, _ in task.targets))
+        refused[task.id] = [_about(path, unusable[path]) for path in paths if path in unusable]
+        if untouched(task, files):
+            refused[task.id].append(NOT_BEGUN)
+        elif absent := [path for path in paths if path not in files and path not in unusable]:
+            refused[task.id] += [f"there is no minidist/{path}" for path in absent]
+    run.refused = {id: "\n".join(why) for id, why in refused.items() if why}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "junit.xml"
+        options = f"--junitxml={file}", "--override-ini=junit_family=xunit1"  # has properties
+        cases, verdicts = grading.run(run, *options), []
+        junit = file.read_text(encoding="utf-8")
+    for task in tasks:
+        own = [case for case in cases if case.task.id == task.id]
+        wrong = [_about(case.about, case.wrong) for case in own if case.wrong]
+        groups = {case.group: True for case in own}
+        groups |= {case.group: False for case in own if case.wrong}
+        mistakes: tuple[str, ...] = ()
+        if why := refused[task.id]:
+            wrong, groups = why, {}
+        elif wrong:
+            mistakes = diagnosis.mistakes_like(own, sandbox, task, seed)
+        scores = [case.score for case in own if case.scored]
+        score = round(mean(filter(None, scores)), 4) if scores and all(scores) else None
+        seconds, printed = sum(case.seconds for case in own), run.printed.get(task.id, "")
+        more = printed, seconds, mistakes, groups, score
+        verdicts.append(Verdict(task, len(own), wrong, *more))
+    return verdicts, junit
 
 
 def untouched(task: Task, files: dict[str, str]) -> bool:

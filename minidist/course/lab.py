@@ -1,20 +1,17 @@
 """A lab: its tasks, what they are worth, and which functions of minidist each of them blanks out.
 
-A lab is a folder in `labs/`: `lab.toml` has its tasks, `handout.md` their prose, `questions.py`
-what the grader asks. `probes.py` puts that to a student's code, in a sandbox, and to the package,
-whose answers are right. `variants.toml`, if there is one, has tasks of which each student has one
-of several versions: edits of the package, as in verify/mistakes/register.py. Their answers differ,
-so an answer to another student's version is wrong.
+A lab is a folder in `labs/`: `lab.toml` has its tasks, `handout.md` their prose, `test_NAME.py` the
+tests that they are (inside.py). `variants.toml`, if there is one, has tasks of which each student
+has one of several versions: edits of the package, as in verify/mistakes/register.py. Their answers
+differ, so an answer to another student's version is wrong.
 """
 
 import re
 import tomllib
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
-from importlib import import_module
 from math import floor
 from pathlib import Path
-from types import ModuleType
 
 from minidist.course.blank import blank
 from minidist.errors import WrongInput
@@ -39,7 +36,7 @@ class Task:
     difficulty  1 to 3
     numbers     what the grader measures and compares with a closed form
     hints       what to notice; how to go about it; nearly the code
-    variants    its versions; a table without an edit is the package's own
+    variants    its versions, of which none is the package's own
     variant     the student's; None: the package's, and any other that does what is asked
     """
 
@@ -151,12 +148,9 @@ class Lab:
         raise WrongInput(f"lab {self.name} has no task {id!r}; it has {ids}")
 
     @property
-    def questions(self) -> ModuleType:
-        return import_module(f"minidist.course.labs.{self.name}.questions")
-
-    @property
-    def probes(self) -> Path:
-        return LABS / self.name / "probes.py"
+    def tests(self) -> Path:
+        """The tests that its tasks are."""
+        return LABS / self.name / f"test_{self.name}.py"
 
 
 def shares(total: int, weights: list[int]) -> list[int]:

@@ -17,17 +17,16 @@ import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from minidist.course import starter
-from minidist.course.answers import Answer
 from minidist.course.grader import Grade, Verdict
 from minidist.course.lab import MUTANTS, Lab, mutants, of_mutants
-from minidist.course.labs.mutants import probes
-from minidist.course.question import ask
-from minidist.course.sandbox import ANSWERS, Sandbox
+from minidist.course.sandbox import ANSWERS, LABS, Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
+from minidist.course.sandbox.untrusted import NoAnswer
 from minidist.course.submissions import LABEL, handed_in
 
 FILE = "properties.py"
@@ -87,7 +86,7 @@ def grade(
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(folder, [FILE])
     missing = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
-    asked = [ask(FILE, probes.properties, source=files.get(FILE))]
+    call = f"{LABS}.{MUTANTS}.{lab.tests.stem}", "properties", {"source": files.get(FILE)}
     every = dict(zip((each.id for each in lab.tasks), mutants(), strict=True))
     order = [*(each.id for each in chosen), *[REFERENCE] * BETWEEN]
     order = [REFERENCE] * FIRST + np.random.default_rng(seed).permutation(order).tolist()
@@ -96,7 +95,7 @@ def grade(
         for id in order if FILE in files else ():
             begin, edited = time.monotonic(), id != REFERENCE
             sandbox.build(every[id].files() if edited else {}, LEFT_OUT)
-            complaint = _complaint(sandbox.ask(asked).answers[0])
+            complaint = _complaint(sandbox.call([call]).answers[0])
             if edited:  # a crash and a timeout kill as well, because the reference ended in time
                 wrong = [] if complaint else ["no property raises beside it"]
                 took = time.monotonic() - begin
@@ -109,17 +108,18 @@ def grade(
     return Grade(replace(lab, tasks=chosen), found, seed, defences)
 
 
-def _complaint(answer: Answer | str) -> str:
+def _complaint(answer: Any) -> str:
     """Return why an answer does not say that all properties hold: "", if it does."""
-    if isinstance(answer, str):
+    if isinstance(answer, NoAnswer):
         return answer
-    texts = all(array.dtype.kind == "U" and array.ndim == 1 for array in answer.values())
-    named = answer.keys() == {"properties", "raised", "messages"}
-    if not (texts and named and len(answer["raised"]) == len(answer["messages"])):
-        return "the answer is not what the sandbox writes"
-    if not answer["properties"].size:
-        return f"{FILE} has no function property_...()"
-    return f"{answer['raised'][0]} raises {answer['messages'][0]}" if answer["raised"].size else ""
+    match answer:
+        case {"properties": [], "raised": _}:
+            return f"{FILE} has no function property_...()"
+        case {"properties": [*names], "raised": dict(raised)} if set(raised) <= set(
+            map(str, names)
+        ):
+            return next((f"{name} raises {why}" for name, why in raised.items()), "")
+    return "the answer is not what the sandbox writes"
 
 
 def _handout(lab: Lab) -> str:

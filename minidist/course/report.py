@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 from minidist.course.grader import NOT_BEGUN, Grade, Verdict
 from minidist.course.sandbox.untrusted import plain
 
-LINES, WIDTH = 30, 160  # of the message about one question
+LINES, WIDTH = 30, 160  # of the message about one test
 LINK = 1500  # characters of the longest line that is not folded, if it is one word
-QUESTIONS = 3  # the most failed questions of a task that are shown
+SHOWN = 3  # failed tests of a task
 
 
 def text(grade: Grade, foot: bool = True) -> str:
@@ -41,29 +41,19 @@ def text(grade: Grade, foot: bool = True) -> str:
 
 
 def junit(grade: Grade) -> str:
-    """Return JUnit XML: a test case per task."""
-    name = f"minidist.lab.{grade.lab.name}"
-    failures = str(sum(not verdict.passed for verdict in grade.verdicts))
-    counts = {"tests": str(len(grade.verdicts)), "failures": failures, "errors": "0"}
-    counts |= {"skipped": "0", "time": f"{sum(v.seconds for v in grade.verdicts):.3f}"}
-    suites = ElementTree.Element("testsuites", counts)
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **counts})
-    properties = ElementTree.SubElement(suite, "properties")
+    """Return pytest's own JUnit XML, with what is said of the whole, and of each task."""
+    suites = ElementTree.fromstring(grade.junit)
+    (suite,) = suites.iter("testsuite")
+    suite.set("name", f"minidist.lab.{grade.lab.name}")
+    properties = ElementTree.Element("properties")
+    suite.insert(0, properties)
     of_grade = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
     of_grade |= {"student": grade.lab.student, "remark": grade.remark, "defences": grade.defences}
-    for key, value in of_grade.items():
-        ElementTree.SubElement(properties, "property", {"name": key, "value": str(value)})
     for verdict in grade.verdicts:
-        title = f"{verdict.task.id} {verdict.task.title}"
-        named = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
-        case = ElementTree.SubElement(suite, "testcase", named)
-        if not verdict.passed:
-            first, *more = plain(verdict.wrong[0], lines=True).splitlines()
-            message = " ".join([first, *([cause(verdict)] if more else verdict.mistakes)])[:WIDTH]
-            failure = ElementTree.SubElement(case, "failure", {"message": message})
-            failure.text = _shown(verdict)
-        if verdict.output:
-            ElementTree.SubElement(case, "system-out").text = plain(verdict.output, lines=True)
+        of_grade[f"points {verdict.task.id}"] = verdict.points
+        of_grade[f"mistakes {verdict.task.id}"] = "; ".join(verdict.mistakes)
+    for key, value in of_grade.items():
+        ElementTree.SubElement(properties, "property", {"name": key, "value": plain(str(value))})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False) + "\n"
 
@@ -116,12 +106,12 @@ def _shown(verdict: Verdict) -> str:
     """Return what is wrong with a task, in a few short lines."""
     lines = [_earned(verdict)] if len(verdict.groups) > 1 else []
     before: list[str] = []
-    for wrong in verdict.wrong[:QUESTIONS]:
+    for wrong in verdict.wrong[:SHOWN]:
         first, *rest = plain(wrong, lines=True).splitlines()
         lines += [f"{first} the same"] if rest and rest == before else _short([first, *rest])
         before = rest
-    if len(verdict.wrong) > QUESTIONS:
-        lines.append(f"and {len(verdict.wrong) - QUESTIONS} more of {verdict.questions} questions")
+    if len(verdict.wrong) > SHOWN:
+        lines.append(f"and {len(verdict.wrong) - SHOWN} more of {verdict.cases} tests")
     lines += [f"a known mistake gives these answers: {says}" for says in verdict.mistakes]
     if verdict.output:
         lines += ["it printed:", *_short(plain(verdict.output, lines=True).splitlines())]
@@ -129,7 +119,7 @@ def _shown(verdict: Verdict) -> str:
 
 
 def _earned(verdict: Verdict) -> str:
-    """Return which groups of questions are answered, and how many points the others have."""
+    """Return which groups of tests pass, and how many points the others have."""
     parts: dict[bool, list[str]] = {True: [], False: []}
     for group, points in verdict.worth.items():
         parts[verdict.groups[group]].append(f"{group} ({points})")

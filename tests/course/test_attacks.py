@@ -7,7 +7,6 @@ None only reads the reference: that is not prevented.
 import os
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -62,9 +61,9 @@ def files():
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """Return a function: graded(names, wrapped) gives {name: Future of a Grade}, and keeps them.
+    """Return a function: graded(names, wrapped) gives {name: Grade}, and keeps them.
 
-    They are made two at a time; then nothing must be left or changed.
+    Then nothing must be left or changed.
     """
     kept = {}
 
@@ -91,11 +90,11 @@ def grade_all(folders, wrapped):
     holder.chmod(0o755)  # as /tmp: all users can enter it
     place.mkdir()
     inside.symlink_to(supervisor.INSIDE)  # a name for our processes alone: others grade, too
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(place))
         patch.setattr(supervisor, "INSIDE", inside)
         choose(patch, wrapped)
-        grades = [threads.submit(grade, f, TINY, 1, SHORT) for f in folders]
+        grades = [grade(folder, TINY, 1, SHORT) for folder in folders]
     assert processes(inside) == [] and list(place.iterdir()) == [] and files() == before
     assert not any(path.exists() for path in LEFT)
     shutil.rmtree(holder)
@@ -120,10 +119,10 @@ def cases(names):
 
 @pytest.mark.parametrize(("name", "wrapped"), cases(ALWAYS))
 def test_an_attack_earns_nothing_and_leaves_nothing(name, wrapped, graded):
-    earns_nothing(graded(ALWAYS[wrapped], wrapped)[name].result(), wrapped)
+    earns_nothing(graded(ALWAYS[wrapped], wrapped)[name], wrapped)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "wrapped"), cases(REST))
 def test_more_attacks_earn_nothing_and_leave_nothing(name, wrapped, graded):
-    earns_nothing(graded(REST[wrapped], wrapped)[name].result(), wrapped)
+    earns_nothing(graded(REST[wrapped], wrapped)[name], wrapped)

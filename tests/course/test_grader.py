@@ -4,25 +4,24 @@ import itertools
 import json
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from minidist.course import report
-from minidist.course.answers import like_the_package
-from minidist.course.diagnosis import recognised
-from minidist.course.grader import Grade, Verdict, grade, handed_in, questions, untouched
-from minidist.course.question import Question, judge, score
+from minidist.course.answers import check, check_form, flat, like_the_package
+from minidist.course.diagnosis import same
+from minidist.course.grader import Grade, Verdict, grade, handed_in, untouched
+from minidist.course.grading import in_words
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import Limits
 from minidist.verify.mistakes.edits import Edit
 from minidist.verify.mistakes.overlay import PACKAGE
-from tests.course.tiny import GPIPE, OTHER, TINY, order
+from tests.course.tiny import GPIPE, MODULE, OTHER, TINY
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all that is graded
 RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}
 
 
@@ -67,15 +66,11 @@ OPTIONS = {"wrong": {"seed": 4}, "endless": {"limits": Limits(3)}}
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """Return {what is handed in: its grade}; all are graded at the same time."""
-
-    def one(item):
-        name, files = item
-        place = folder(tmp_path_factory.mktemp("handed_in"), files)
-        return name, grade(place, TINY, **OPTIONS.get(name, {}))
-
-    with ThreadPoolExecutor(4) as threads:
-        return dict(threads.map(one, HANDED_IN.items()))
+    """Return {what is handed in: its grade}."""
+    return {
+        name: grade(folder(tmp_path_factory.mktemp("a"), files), TINY, **OPTIONS.get(name, {}))
+        for name, files in HANDED_IN.items()
+    }
 
 
 def test_the_reference_has_full_marks_and_the_starter_none(graded):
@@ -119,13 +114,11 @@ def arrays():
 
 
 def test_an_answer_of_any_kind_is_compared_with_any_other():
-    question = Question("", None, {}, like_the_package)
     for got, want in itertools.product(arrays(), repeat=2):
         names = ("x on rank 0", *([] if want.dtype.kind == "U" else ["bytes on rank 0"]))
         answer, right = dict.fromkeys(names, got), dict.fromkeys(names, want)
-        alike = recognised(question, answer, "wrong", right)
-        with np.errstate(all="ignore"):  # as in `judge`
-            message = like_the_package(answer, right, at_most=names[1:] and ("x",))
+        alike = same(answer, right)
+        message = like_the_package(answer, right, at_most=names[1:] and ("x",))
         assert alike in (True, False) and (not alike or message is None), (got, want, message)
         if (got.dtype.kind == "U") != (want.dtype.kind == "U"):
             assert not alike and f"is of {got.dtype}, not of {want.dtype}" in message
@@ -152,16 +145,17 @@ def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(graded):
     said = report.text(result)
     assert points(result) == [0, 5]
     assert result.verdicts[0].output.startswith(f"filled minidist/{GPIPE}\n")
-    assert re.search(r"gpipe, 1 rank, \d micro-batches: rank 0 is \['F0', .*\], not \['F0'", said)
+    line = r"p 1, schedule gpipe, m \d: the program on rank 0 is \['F0', .*\], not \['F0'"
+    assert re.search(line, said)
     assert " 5 / 15  points" in said and "seed: 4" in said
 
 
 def test_a_seed_gives_the_same_questions_again(tmp_path, graded):
-    task = TINY.tasks[0]
-    abouts = [[q.about for q in questions(TINY, task, seed)] for seed in (1, 1, 2)]
-    assert abouts[0] == abouts[1] != abouts[2]
-    again = grade(folder(tmp_path, HANDED_IN["wrong"]), TINY, seed=4)
-    assert [v.wrong for v in graded["wrong"].verdicts] == [v.wrong for v in again.verdicts]
+    again, other = (grade(folder(tmp_path, HANDED_IN["wrong"]), TINY, seed) for seed in (4, 5))
+    wrong = [
+        [verdict.wrong for verdict in each.verdicts] for each in (graded["wrong"], again, other)
+    ]
+    assert wrong[0] == wrong[1] != wrong[2]
     assert graded["reference"].seed != graded["starter"].seed
 
 
@@ -236,16 +230,17 @@ def test_an_error_is_shown_where_it_is_in_the_students_file():
         ("    return (\n", [f'File "{GPIPE}", line 2', "", "", "SyntaxError: "]),
         ("    return list(m)\n", ["line 2, in gpipe", "", "TypeError: "]),
     ]
+    order = MODULE, "order", {"schedule": "gpipe", "p": 1, "m": 3}
     with Sandbox(TINY) as sandbox:
         for body, lines in cases:
             wrong = sandbox.put({GPIPE: f"def gpipe(s, p, m):\n{body}"})
-            said = (wrong.get(GPIPE) or sandbox.ask([order("gpipe", 1, 3)]).answers[0]).splitlines()
+            said = (wrong.get(GPIPE) or sandbox.call([order]).answers[0]).splitlines()
             lines_of_numpy = re.compile("    (?!numpy.linalg.inv)")
             said = [line for line in said if not (body is called and lines_of_numpy.match(line))]
             assert len(said) == len(lines), said
             assert all(word in line for word, line in zip(lines, said, strict=True)), said
         sandbox.put({})
-        (starter,) = sandbox.ask([order("gpipe", 1, 3)]).answers
+        (starter,) = sandbox.call([order]).answers
     assert re.search(rf"^{GPIPE}, line \d+, in gpipe\nNotImplementedError: Task 9", starter)
 
 
@@ -273,52 +268,59 @@ def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(graded):
         ({"y": 0.0}, "y should not be there"),
         ({"n": [3, 5]}, "n is [3, 5], not [3, 4]"),
         ({"yes": False}, "yes: False, not True"),
-        ({"free": np.nan}, "free has a NaN"),
+        ({"free": np.nan}, None),
         ({"bytes on rank 0": 0, "bytes on rank 1": 8}, None),
         ({"bytes on rank 1": 8}, "bytes sent by all ranks together is 11, not 8, 1.375 times"),
     ],
 )
 def test_an_answer_is_right_if_it_is_the_packages_up_to_rounding(answer, said):
     right = {"x": [1.0, 2.0], "n": [3, 4], "yes": True, "bytes on rank 0": 3, "bytes on rank 1": 5}
-    question = Question("", lambda: right, {}, partial(like_the_package, free=("free",)))
     given = {name: np.asarray(value) for name, value in (right | answer).items()}
-    found = judge(question, given)
-    assert found is None if said is None else said in found
-    del given["x"]
-    assert "x is missing" in judge(question, given)
+    if said is None:
+        return check(given, right, free=("free",))
+    with pytest.raises(AssertionError, match=re.escape(said)):
+        check(given, right, free=("free",))
 
 
 def test_numbers_that_may_be_smaller_have_the_shape_of_the_packages():
-    right = {"bytes on rank 0": 3, "bytes on rank 1": 5, "peak on rank 0": 2, "peak on rank 1": 4}
-    few = partial(like_the_package, at_most=("bytes", "peak"))
-    question = Question("", lambda: right, {}, few)
-    less = {name: np.array(1) for name in right}
-    assert judge(question, less) is None
-    for name in right:
-        assert name.partition(" on ")[0] in judge(question, less | {name: np.zeros(0, int)})
-    empty = {name: np.zeros(0, int) for name in right}
-    assert "bytes" in judge(question, less | empty) and "peak" in judge(
-        question, less | empty | {name: less[name] for name in right if name.startswith("bytes")}
-    )
-    wide, tall = np.zeros((1, 10**5), bool), np.zeros((10**5, 1), bool)
-    for what in ("bytes", "peak"):  # added up they would be 10 GB
-        huge = {f"{what} on rank 0": wide, f"{what} on rank 1": tall}
-        assert what in few(less | huge, {name: np.array(n) for name, n in right.items()})
+    right = [{"bytes": 3, "peak": 2}, {"bytes": 5, "peak": 4}]
+    check([{"bytes": 1, "peak": 1}] * 2, right, at_most=("bytes", "peak"))
+    wide, tall = np.zeros((1, 10**5), bool), np.zeros((10**5, 1), bool)  # their sum would be 10 GB
+    for name in ("bytes", "peak"):
+        for odd in (np.zeros(0, int), wide):
+            others = [{"bytes": 1, "peak": 1, name: odd}, {"bytes": 1, "peak": 1, name: tall}]
+            with pytest.raises(AssertionError, match=name):
+                check(others, right, at_most=("bytes", "peak"))
 
 
-def test_an_answer_much_larger_than_the_packages_is_not_looked_at():
-    question = Question("", lambda: {"x": [1.0, 2.0]}, {}, lambda *_: None, score=lambda _: 1.0)
-    for size, wrong in ((10_200, None), (10_201, "10201 numbers, the package's 2")):
-        answer = {"x": np.zeros(size - 1), "y": np.zeros(1)}
-        said, worth = judge(question, answer), score([question], [answer])
-        assert (wrong in said and worth is None) if wrong else (said is None and worth == 1)
+def test_an_answer_of_another_form_than_the_packages_is_not_looked_at():
+    right = [{"x": np.zeros(2), "n": [1, 2]}, {"x": np.ones(2), "n": [3]}]
+    check_form([{"x": np.ones(3), "n": [1]}] * 2, right)  # other numbers, of another length
+    for answer, why in [
+        ([{"x": np.zeros(10_700), "n": [1]}] * 2, "21402 numbers, the package's 7"),
+        ([{"x": np.zeros(2), "n": [1]}], "x on rank 1 is missing"),
+        ([{"x": np.zeros(2), "n": [1]}] * 3, "x on rank 2 should not be there"),
+        ([{"x": None, "n": [1]}] * 2, "x on rank 0 is missing: is it None"),
+        ([{"x": "zero", "n": [1]}] * 2, "x on rank 0 is of <U4, not of float64"),
+        ([{"x": 0.0, "n": [1]}] * 2, r"x on rank 0 has the shape \[\], not \[2\]"),
+        ([{"x": np.array([np.nan]), "n": [1]}] * 2, "x on rank 0 has a NaN"),
+        ([{"x": [10**400], "n": [1]}] * 2, "has too large numbers"),
+        (7, "the answer should not be there|is missing"),
+    ]:
+        with pytest.raises(AssertionError, match=why):
+            check_form(answer, right)
+    assert flat([[1, 2], [[1.5], "a"]]).keys() == {
+        "the answer on rank 0",
+        "the answer 0 on rank 1",
+        "the answer 1 on rank 1",
+    }
 
 
-def test_an_answer_that_the_judge_stumbles_over_is_wrong():
-    question = Question("", dict, {}, lambda answer, want: answer["x"][5] > 1)
-    assert "KeyError: 'x'" in judge(question, {})
-    assert judge(question, {"y": np.array(np.nan)}) == "y has a NaN"
-    assert "IndexError" in judge(question, {"x": np.zeros(3)})
+def test_an_answer_that_a_test_stumbles_over_is_wrong():
+    assert in_words(KeyError("x")).endswith("the form that was asked for (KeyError: 'x')")
+    assert in_words(AssertionError("two to one\nassert 1 == 2\n  where")) == "two to one"
+    assert in_words(AssertionError("assert 1 == 2")) == "assert 1 == 2"
+    assert in_words(AssertionError()) == "it is wrong"
 
 
 HOSTILE = "\x1b[2J\x00\ud800\u202e]]></failure>&" + "long " * 200 + "\nline" * 100
@@ -345,18 +347,20 @@ def test_the_text_is_short_and_plain(result):
     assert len(said.splitlines()) < 80
 
 
-def test_junit_is_xml_with_a_case_per_task(result):
-    root = ElementTree.fromstring(report.junit(result))
+def test_junit_is_pytests_own_with_points_and_tasks(graded):
+    root = ElementTree.fromstring(report.junit(graded["wrong"]))
     (suite,) = root.iter("testsuite")
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    failed, passed = suite.iter("testcase")
-    assert failed.get("classname") == "minidist.lab.tiny" and failed.get("time") == "1.250"
-    assert failed.find("failure").get("message") == "q 0: it is the mean"
-    assert passed.find("failure") is None
-    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert properties["seed"] == "42" and properties["points"] == "5"
-    both = replace(result, verdicts=[replace(v, wrong=["no"]) for v in result.verdicts])
-    assert ElementTree.fromstring(report.junit(both)).get("failures") == "2"
+    assert (suite.get("name"), suite.get("tests")) == ("minidist.lab.tiny", "6")
+    cases = list(suite.iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None]
+    assert suite.get("failures") == "3" and [case.get("name") for case in failed] == [
+        f"test_gpipe[{p}]" for p in (1, 2, 3)
+    ]
+    assert "p 1, schedule gpipe" in failed[0].find("failure").get("message")
+    tasks = [case.find("properties/property").get("value") for case in cases]
+    assert tasks == ["9.1"] * 3 + ["9.2"] * 3
+    of_suite = {p.get("name"): p.get("value") for p in suite.find("properties")}
+    assert of_suite["seed"] == "4" and of_suite["points"] == of_suite["points 9.2"] == "5"
 
 
 def test_gradescope_has_a_score_per_task(result):

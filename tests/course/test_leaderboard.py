@@ -5,15 +5,13 @@ import json
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
 
-from minidist.course import report, report_page
+from minidist.course import class_report, report
 from minidist.course.grade_all import Result
-from minidist.course.grader import Grade, Verdict, questions
+from minidist.course.grader import Grade, Verdict
 from minidist.course.lab import find
-from minidist.course.labs.race.questions import TIMES, bound, read
-from minidist.course.question import score
+from minidist.course.labs.race.test_race import TIMES, bound
 from tests.course.students import graded, reference
 from tests.course.tiny import TINY
 from tests.pipeline_parallel.optimal_order import least_makespan
@@ -50,29 +48,6 @@ def test_no_order_beats_the_bound_and_some_reach_it(count):
     assert min(gaps) == 1 and sum(gap == 1 for gap in gaps) > count / 2
 
 
-def test_the_score_is_the_mean_of_makespan_over_bound_if_all_are_valid():
-    asked = questions(RACE, RACE.tasks[0], 0)
-    answers = [question.right for question in asked]
-    timed = [at for at, question in enumerate(asked) if question.score]
-    over = [
-        read(answers[at], asked[at].given)[1].makespan / bound(**asked[at].given) for at in timed
-    ]
-    assert score(asked, answers) == round(float(np.mean(over)), 4) > 1
-    first = timed[0]
-    name = "the program on rank 0"
-    short = answers[first] | {name: answers[first][name][:-1]}
-    for wrong in ("no answer", {}, short, answers[timed[-1]]):
-        assert score(asked, [*answers[:first], wrong, *answers[first + 1 :]]) is None
-    assert score([q for q in asked if not q.score], [{}] * (len(asked) - len(timed))) is None
-
-
-def test_an_order_that_is_too_large_for_its_memory_has_no_score():
-    asked = next(q for q in questions(RACE, RACE.tasks[0], 0) if q.score)
-    assert asked.score(asked.right) >= 1
-    with pytest.raises(ValueError, match=r"hold .* at their peaks, with memory for 1"):
-        read(asked.right, asked.given | {"memory": 1})
-
-
 @pytest.mark.slow
 def test_a_clock_that_a_student_has_set_back_changes_no_score(tmp_path):
     honest, path = reference(RACE), "pipeline_parallel/zb_auto.py"
@@ -97,25 +72,17 @@ def test_reports_have_the_score_of_a_lab_with_a_leaderboard():
     without = [grade_of(None), grade_of(1.25, replace(RANKED, leaderboard=""))]
     assert all("leaderboard" not in json.loads(report.gradescope(each)) for each in without)
     assert "leaderboard" not in report.text(without[1])
-    both = [Verdict(TINY.tasks[n], 3, [], score=value) for n, value in ((0, 1.25), (1, None))]
-    assert Grade(TINY, both, 1, "").score is None, "a task has none"
 
 
 def test_a_class_is_ranked_by_score_ties_share_a_place_and_others_have_none():
-    scores = {"<ann>": 1.5, "bob": None, "cy": 1.25, "di": 1.5, "ed": 2.0}
-    results = [
-        Result(name, "tiny", 1, points={"9.1": 10}, score=value) for name, value in scores.items()
-    ]
-    places = [(place, r.name) for place, r in report_page.ranking(results)]
-    assert places == [(1, "cy"), (2, "<ann>"), (2, "di"), (4, "ed")]
-    head, *rows = csv.reader(report_page.as_csv(RANKED, results).splitlines())
+    scores = {"ann": 1.5, "bob": None, "cy": 1.25, "di": 1.5, "ed": 2.0}
+    results = [Result(name, "tiny", 1, points={"9.1": 10}, score=x) for name, x in scores.items()]
+    places = [(place, r.name) for place, r in class_report.ranking(results)]
+    assert places == [(1, "cy"), (2, "ann"), (2, "di"), (4, "ed")]
+    head, *rows = csv.reader(class_report.as_csv(RANKED, results, {}, {}).splitlines())
     assert head[-2:] == ["score", "place"]
     ends = [["1.5000", "2"], ["", ""], ["1.2500", "1"], ["1.5000", "2"], ["2.0000", "4"]]
     assert [row[-2:] for row in rows] == ends
-    assert "    1  1.2500  cy\n    2  1.5000  <ann>\n" in report_page.summary(RANKED, results)
-    page = report_page.page(RANKED, results)
-    assert "<h2>Leaderboard: time over bound</h2>" in page and "<td>&lt;ann&gt;" in page
-    assert "<ann>" not in page
-    plain = replace(RANKED, leaderboard="")
-    assert "score" not in report_page.as_csv(plain, results).splitlines()[0]
-    assert "Leaderboard" not in report_page.page(plain, results)
+    said = class_report.summary(RANKED, results, {})
+    assert "Leaderboard: time over bound\n    1  1.2500  cy\n    2  1.5000  ann\n" in said
+    assert "Leaderboard" not in class_report.summary(replace(RANKED, leaderboard=""), results, {})

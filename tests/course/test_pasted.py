@@ -6,6 +6,7 @@ package, its parameters filled by name or in order. So a lab asks for more than 
 
 import ast
 import inspect
+import pickle
 import signal
 from contextlib import suppress
 from functools import cache
@@ -14,15 +15,16 @@ from inspect import Parameter, unwrap
 from operator import attrgetter
 from types import FunctionType
 
-import numpy as np
 import pytest
 
 from minidist.comm.local.threads import ThreadRanks
-from minidist.course.grader import questions
+from minidist.course.answers import check_form
+from minidist.course.inside import ASK
 from minidist.course.lab import labs
-from minidist.course.question import judge
+from minidist.course.sandbox.inside.values import decode
 from minidist.verify.mistakes.overlay import PACKAGE
 from minidist.verify.mistakes.register import module_of
+from tests.course.in_process import calls
 
 LESSONS = PACKAGE.parent / "lessons"
 LABS = {lab.name: lab for lab in labs()}
@@ -80,35 +82,48 @@ def stopped(*_):
     raise TooLong
 
 
-def solves(function, theirs, way: list[str], asked: list) -> bool:
-    """Return whether all questions are answered with a pasted function in a function's place."""
-    for question in asked:
-        assert question.right  # the package's, before anything is pasted
-    own, signature = function.__code__, inspect.signature(function)
+def swapped(function, theirs, way: list[str]):
+    """Return the code that calls a pasted function in a function's place."""
+    signature = inspect.signature(function)
     bare = [p.replace(annotation=Parameter.empty) for p in signature.parameters.values()]
     bare = [p if p.default is Parameter.empty else p.replace(default=None) for p in bare]
     head = str(signature.replace(parameters=bare, return_annotation=Parameter.empty))
     source = f"def {function.__name__}{head}:\n    return __pasted__({', '.join(way)})\n"
     names: dict = {}
     exec(source, names)
-    function.__globals__["__pasted__"] = theirs
-    function.__code__ = names[function.__name__].__code__
-    before = signal.signal(signal.SIGALRM, stopped)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    return names[function.__name__].__code__
+
+
+def solves(function, theirs, way: list[str], asked: list) -> bool:
+    """Return whether all tests pass with a pasted function in a function's place."""
+    own, code = function.__code__, swapped(function, theirs, way)
+
+    def ask(inside, arguments, named):
+        pickled = pickle.dumps((arguments, named))
+        want = inside.package(*arguments, **named)
+        function.__globals__["__pasted__"], function.__code__ = theirs, code
+        before = signal.signal(signal.SIGALRM, stopped)
+        signal.setitimer(signal.ITIMER_REAL, LIMIT)
+        try:
+            got = decode(inside.by_value(pickled))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            function.__code__ = own
+            del function.__globals__["__pasted__"]
+        if not inside.any_form:
+            check_form(got, want)
+        return got
+
+    token = ASK.set(ask)
     try:
-        for question in asked:
-            answer = question.probe(**question.given)
-            answer = {name: np.asarray(value) for name, value in answer.items()}
-            if judge(question, answer):
-                return False
+        for test in asked:
+            test()
         return True
     except (Exception, TooLong):
         return False
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        function.__code__ = own
-        del function.__globals__["__pasted__"]
+        ASK.reset(token)
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +140,9 @@ def packages(path: str, name: str) -> FunctionType:
 
 
 def solvers(lab, task, path: str, name: str) -> list[str]:
-    """Return what answers all of a task's questions in the place of one of its functions."""
+    """Return what passes all of a task's tests in the place of one of its functions."""
     function = packages(path, name)
-    wanted, asked = list(inspect.signature(function).parameters), questions(lab, task, 0)
+    wanted, asked = list(inspect.signature(function).parameters), calls(lab, task.id)
     return [
         label
         for label, theirs in pasted().items()
@@ -141,14 +156,14 @@ def test_gpipe_of_lesson_7_solves_its_half_of_the_task_and_nothing_solves_the_ge
     assert "lessons/07_gpipe: fill_and_drain" in lesson and not general
 
 
-def test_the_packages_own_function_in_its_own_place_answers_all_questions():
+def test_the_packages_own_function_in_its_own_place_passes_all_tests():
     lab = LABS["autograd"]
     (target,) = (task := lab.tasks[1]).targets
     function = packages(*target)
     copy = FunctionType(function.__code__, function.__globals__)
     (way,) = ways(copy, list(inspect.signature(function).parameters))
-    assert solves(function, copy, way, questions(lab, task, 0))
-    assert not solves(function, lambda *_: None, way, questions(lab, task, 0))
+    assert solves(function, copy, way, calls(lab, task.id))
+    assert not solves(function, lambda *_: None, way, calls(lab, task.id))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed 
 FORGE = """
 import os
 def property_forge():
-    open("0", "wb").write({} + b"\\n" + bytes(24))
+    open("0", "w").write('{{"dict": [["answer", {}]]}}')
     os._exit(0)
 """
 
@@ -48,11 +48,11 @@ def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
         ("import minidist.verify.equivalence", "ModuleNotFoundError"),
         ("while True: pass", "no answer"),
         *(
-            (FORGE.format(head.encode()), "the answer is not what the sandbox writes")
-            for head in (
+            (FORGE.format(answer), "the answer is not what the sandbox writes")
+            for answer in (
                 "[]",
-                '[["properties", "<f8", []], ["raised", "<f8", []], ["messages", "<f8", []]]',
-                '[["properties", "<U1", [1]], ["raised", "<U1", [1]], ["messages", "<U1", [0]]]',
+                '{"dict": [["properties", 1], ["raised", {"dict": []}]]}',
+                '{"dict": [["properties", ["a"]], ["raised", {"dict": [["b", ""]]}]]}',
             )
         ),
     ],

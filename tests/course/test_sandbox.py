@@ -13,21 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.course.question import ask
 from minidist.course.sandbox import Sandbox, bubblewrap
+from minidist.course.sandbox.inside.values import encode
 from minidist.course.sandbox.limits import LINUX, Limits, claim_user
 from minidist.course.sandbox.supervisor import defences, folders
-from minidist.course.sandbox.untrusted import read, remove, remove_files_of
+from minidist.course.sandbox.untrusted import NoAnswer, read, remove, remove_files_of
 from minidist.verify.mistakes.overlay import PACKAGE
 from minidist.verify.mistakes.register import module_of
-from tests.course import tiny_probes
-from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
+from tests.course.tiny import GPIPE, MODULE, NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=20)
-SEVEN = ask("", tiny_probes.echo, x=7)
 CLONE = {"x86_64": 56, "aarch64": 220}
 linux = pytest.mark.skipif(not LINUX, reason="needs Linux")
+
+
+def called(sandbox, name, **given):
+    """Return what a function of tiny_tests.py returns there, in a process of its own."""
+    return sandbox.call([(MODULE, name, given)]).answers[0]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def test_arrays_come_back_as_they_were(sandbox):
         "text": np.array(["all", "reduce ✓"]),
         "empty": np.zeros((0, 3), np.int8),
     }
-    (answer,) = sandbox.ask([ask("", tiny_probes.echo, **given)]).answers
+    answer = called(sandbox, "echo", **given)
     assert answer.keys() == given.keys()
     for name, array in given.items():
         assert answer[name].dtype == array.dtype and answer[name].shape == array.shape
@@ -57,19 +60,19 @@ def test_arrays_come_back_as_they_were(sandbox):
         ("object", "x should be an array of numbers, and is of object: "),
         ("complex", "x should be an array of numbers, and is of complex128: (1+2j)"),
         ("structured", "x should be an array of numbers"),
-        ("nothing", "x should be an array of numbers, and is None: is a `return` missing?"),
-        ("no dict", "AttributeError"),
+        ("a function", "TypeError: answer should be an array of numbers, and is of object: <b"),
         ("large", "more than 16 MB"),
         ("interrupt", "KeyboardInterrupt"),
     ],
 )
 def test_what_is_no_answer_is_said_and_the_next_question_goes_on(sandbox, how, said):
-    misused, answer = sandbox.ask([ask("", tiny_probes.misuse, how=how), SEVEN]).answers
+    calls = [(MODULE, "misuse", {"how": how}), (MODULE, "echo", {"x": 7})]
+    misused, answer = sandbox.call(calls).answers
     assert said in misused and answer["x"] == 7
 
 
 def test_ranks_that_are_threads_fit_the_limits(sandbox):
-    (answer,) = sandbox.ask([ask("", tiny_probes.ranks, size=8)]).answers
+    answer = called(sandbox, "ranks", size=8)
     assert np.array_equal(answer["sum"], np.full(1000, 8.0))
 
 
@@ -77,7 +80,7 @@ def test_ranks_that_are_threads_fit_the_limits(sandbox):
 def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped, monkeypatch):
     choose(monkeypatch, wrapped)
     with Sandbox(TINY, LIMITS) as sandbox:
-        (found,) = sandbox.ask([ask("", tiny_probes.surroundings)]).answers
+        found = called(sandbox, "surroundings")
         rights = sandbox._folder.stat().st_mode & 0o777
     assert not any("site-packages" in path for path in found["path"])
     assert str(ROOT) not in found["path"] and found["path"][0] == str(sandbox.tree)
@@ -85,7 +88,7 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped, mon
     assert Path(str(found["folder"])).name == "scratch" and found["threads"] == 1
     assert found["descriptors"].tolist()[:3] == [0, 1, 2]
     assert found["course"].tolist() == [
-        f"minidist.course.labs{name}" for name in ("", ".tiny", ".tiny.probes")
+        f"minidist.course.labs{name}" for name in ("", ".tiny", ".tiny.tiny_tests")
     ]
     limits = found["limits"].tolist()
     want = {0: 42, 1: 2 << 30, 2: 1 << 26, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
@@ -109,7 +112,7 @@ def test_the_students_code_does_not_reach_the_host(wrapped, monkeypatch):
         sandbox.build({})
         writable = [str(sandbox.tree), str(ROOT), "/etc", "/dev", *open_to_all]
         given = {"readable": closed, "writable": writable, "port": listener.getsockname()[1]}
-        (found,) = sandbox.ask([ask("", tiny_probes.tries, **given)]).answers
+        found = called(sandbox, "tries", **given)
     done = {name for name, outcome in found.items() if outcome == "done"}
     network = {"connect"} if "to use the network" in sandbox.defences else set()
     assert done == {"own file", "nothing"} | network
@@ -122,7 +125,7 @@ def test_memory_that_belongs_to_no_process_is_refused(wrapped, monkeypatch):
     choose(monkeypatch, wrapped)
     with Sandbox(TINY, LIMITS) as sandbox:
         given = {"clone": CLONE[os.uname().machine]}
-        (found,) = sandbox.ask([ask("", tiny_probes.hidden_memory, **given)]).answers
+        found = called(sandbox, "hidden_memory", **given)
     assert {str(way) for way, outcome in found.items() if str(outcome) == "done"} == {"fork"}
 
 
@@ -172,7 +175,7 @@ def test_a_machine_on_which_root_is_the_only_user_still_asks(monkeypatch):
     monkeypatch.setattr(os, "chown", refuse)
     choose(monkeypatch, wrapped=False)
     with Sandbox(TINY, LIMITS) as sandbox:
-        (answer,) = sandbox.ask([SEVEN]).answers
+        answer = called(sandbox, "echo", x=7)
     assert answer["x"] == 7 and sandbox.defences.startswith("limits; no bubblewrap")
 
 
@@ -180,7 +183,7 @@ def test_a_sandbox_that_does_not_start_is_no_students_fault(monkeypatch):
     monkeypatch.setattr("minidist.course.sandbox.supervisor.INSIDE", ROOT / "tests" / "nothing")
     message = r"does not start: .*can't find|does not start: .*open"
     with Sandbox(TINY, LIMITS) as sandbox, pytest.raises(RuntimeError, match=message):
-        sandbox.ask([SEVEN])
+        called(sandbox, "echo", x=7)
 
 
 @pytest.mark.parametrize(
@@ -201,12 +204,14 @@ def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandb
     assert "Task 9.1" in (sandbox.tree / "minidist" / GPIPE).read_text(encoding="utf-8")
 
 
-def test_the_copy_holds_nothing_compiled_and_of_the_course_this_labs_probes_alone(sandbox):
+def test_the_copy_holds_nothing_compiled_and_of_the_labs_tests_what_runs_inside(sandbox):
     names = {path.name for path in sandbox.tree.rglob("*")}
     assert "gpipe.py" in names and not {"__pycache__", "tests", "mistakes"} & names
     course = sandbox.tree / "minidist" / "course"
     files = {path.relative_to(course).as_posix() for path in course.rglob("*") if path.is_file()}
-    assert files == {f"labs/{name}.py" for name in ("__init__", "ranks", "tiny/probes")}
+    text = (course / "labs" / "tiny" / "tiny_tests.py").read_text(encoding="utf-8")
+    assert "def order" in text and "def test_" not in text and "pytest" not in text
+    assert files == {f"labs/{name}.py" for name in ("__init__", "ranks", "tiny/tiny_tests")}
 
 
 def test_the_name_of_a_file_is_that_of_its_module():
@@ -214,7 +219,12 @@ def test_the_name_of_a_file_is_that_of_its_module():
     assert module_of("autograd/__init__.py") == "minidist.autograd"
 
 
-GOOD = [["x", "<f8", [2]]]
+def written(value) -> bytes:
+    return json.dumps({"dict": [["answer", value]]}).encode() + b"\n"
+
+
+def an_array(*content) -> dict:
+    return {"array": content}
 
 
 @pytest.mark.parametrize(
@@ -227,69 +237,63 @@ GOOD = [["x", "<f8", [2]]]
         b"7\n",
         b"\xff\xfe\n",
         b"PK\x03\x04" + bytes(100),
-        json.dumps(GOOD).encode() + b"\n" + bytes(15),
-        b'[["x", "<U2", []]]\n' + b"a\0\0\0" + b"\xff\xff\xff\x7f",  # no Unicode
-        b'[["x", ">U1", [2]]]\n' + b"\0\0\0a" + b"\0\x11\0\0",  # one above the last
+        b'{"dict": [["mistake", 1]]}\n',
+        b'{"dict": [["answer", 1], ["error", ""]]}\n',
+        written(an_array("<f8", [2])) + bytes(15),
+        written(an_array("<U2", [])) + b"a\0\0\0" + b"\xff\xff\xff\x7f",  # no Unicode
+        written(an_array(">U1", [2])) + b"\0\0\0a" + b"\0\x11\0\0",  # one above the last
         *(
-            json.dumps(head).encode() + b"\n" + bytes(64)
-            for head in (
-                [["x", "<f8", [1 << 62]]],
-                [["x", "<f8", [1 << 62, 1 << 62, 0, 4]]],
-                [["x", "<f8", [-1]]],
-                [["x", "<f8", [2.0]]],
-                [["x", "<f8", [[2]]]],
-                [["x", "|O", [1]]],
-                [["x", "f4,f4", [1]]],
-                [["x", "(2,)f4", [1]]],
-                [["x", "M8[s]", [1]]],
-                [["x", "V8", [1]]],
-                [["x", "<c16", [1]]],
-                [["x", "no type", [1]]],
-                [["x", "<U2147483647", [1]]],
-                [["x", "<f8", [1 << 62] * 10000]],
-                [["x", "<f8", []]] * 100000,
-                [["x", "f4," * 10000, [1]]],
-                [["x", "<U0", [3]]],
-                [["x", None, []]],
-                [[None, "<f8", []], [["x"], "<f8", []]],
-                [["x"]],
-                "x",
-                None,
-                {"error": None, "x": 1},
-                {"error": [[]]},
-                {"mistake": ""},
+            written(value) + bytes(64)
+            for value in (
+                an_array("<f8", [1 << 62]),
+                an_array("<f8", [1 << 62, 1 << 62, 0, 4]),
+                an_array("<f8", [-1]),
+                an_array("<f8", [2.0]),
+                an_array("<f8", [[2]]),
+                an_array("|O", [1]),
+                an_array("f4,f4", [1]),
+                an_array("(2,)f4", [1]),
+                an_array("M8[s]", [1]),
+                an_array("V8", [1]),
+                an_array("<c16", [1]),
+                an_array("no type", [1]),
+                an_array("<U2147483647", [1]),
+                an_array("<f8", [1 << 62] * 10000),
+                [an_array("<f8", [])] * 100000,
+                an_array("f4," * 10000, [1]),
+                an_array("<U0", [3]),
+                an_array(None, []),
+                an_array("x"),
+                an_array("<i8", [10**12, 0]),
+                {"dict": [[[], 1]], "array": []},
+                {"dict": 7},
+                {"object": "x"},
+                ["x" * 1000] * 300,
             )
         ),
     ],
 )
-def test_a_forged_answer_is_a_text_or_harmless(tmp_path, content):
+def test_a_forged_answer_is_a_text(tmp_path, content):
     (tmp_path / "0").write_bytes(content)
     begin = time.monotonic()
-    assert isinstance(read(tmp_path / "0"), str)
-    assert time.monotonic() - begin < 1
+    assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
+    assert isinstance(read(tmp_path / "0"), NoAnswer) and time.monotonic() - begin < 2
 
 
-def test_errors_and_names_have_a_length(tmp_path):
-    (tmp_path / "0").write_bytes(json.dumps({"error": "x" * 10000}).encode())
+def test_an_error_has_a_length_and_many_arrays_are_read_in_time(tmp_path):
+    (tmp_path / "0").write_bytes(encode({"error": "x" * 10000}))
     assert read(tmp_path / "0") == "x" * 4000
-    (tmp_path / "0").write_bytes(json.dumps([["x" * 1000, "<f8", [0]]] * 300).encode() + b"\n")
-    assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
+    (tmp_path / "0").write_bytes(encode({"answer": [np.zeros(0)] * 8000}) + bytes(1 << 23))
+    begin = time.monotonic()
+    assert len(read(tmp_path / "0")) == 8000 and time.monotonic() - begin < 2
 
 
-@pytest.mark.parametrize("shape", [[10**12, 0], [0, 10**12], [2, 10**6, 0, 10**6]])
-def test_an_array_without_numbers_has_no_more_rows_than_others_may_have(tmp_path, shape):
-    (tmp_path / "0").write_bytes(json.dumps([["x", "<i8", shape]]).encode() + b"\n")
-    assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
-    (tmp_path / "0").write_bytes(json.dumps([["x", "<i8", [3, 0]]]).encode() + b"\n")
-    assert read(tmp_path / "0")["x"].tolist() == [[], [], []]
-
-
-def test_an_answer_that_is_no_file_is_none(tmp_path):
+def test_an_answer_that_is_no_file_is_a_text(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(__file__)
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "link", "folder", "missing"):
-        assert read(tmp_path / name) is None
+        assert isinstance(read(tmp_path / name), NoAnswer)
 
 
 def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path):

@@ -5,17 +5,14 @@ It stands on its own, so that what the real labs ask may change.
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from minidist.course.lab import Lab, Task
-from minidist.course.question import ask
 from minidist.course.sandbox import bubblewrap
 from minidist.course.sandbox.limits import LINUX
 from minidist.course.sandbox.supervisor import folders
-from minidist.errors import plural
-from tests.course import tiny_probes
+from tests.course import tiny_tests
 
 WHY_NOT = bubblewrap.why_not(os.geteuid() == 0, folders())
 WRAPPED = pytest.param(
@@ -36,21 +33,12 @@ def choose(patch, wrapped: bool) -> None:
         patch.setattr(bubblewrap, "why_not", lambda *_: "it is not wanted")
 
 
+MODULE = "minidist.course.labs.tiny.tiny_tests"  # in a sandbox
 GPIPE, OTHER = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
 
 
-def order(schedule, p, m):
-    about = f"{schedule}, {plural(p, 'rank')}, {m} micro-batches"
-    return ask(about, tiny_probes.order, schedule=schedule, p=p, m=m)
-
-
-def asks(schedule):
-    return lambda rng: [order(schedule, p, int(rng.integers(3, 9))) for p in (1, 2, 3)]
-
-
 class Tiny(Lab):
-    questions = SimpleNamespace(QUESTIONS={"9.1": asks("gpipe"), "9.2": asks("1f1b")})
-    probes = Path(tiny_probes.__file__)
+    tests = Path(tiny_tests.__file__)
 
 
 def task(number, function, points):

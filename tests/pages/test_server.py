@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 
 import pytest
 
+from minidist.course.sandbox.inside.values import encode
 from minidist.observe.pages import answers, schedules, server
 from minidist.observe.pages.written import Written
 from tests.comm.test_cluster import gone
@@ -323,11 +324,9 @@ def program(rank, p, m):
 """
 
 
-def forged(**fields):
-    """Return a program that writes the sandbox's answer itself: these texts."""
-    head = [[name, f"<U{len(text)}", []] for name, text in fields.items()]
-    texts = b"".join(text.encode("utf-32-le") for text in fields.values())
-    return FORGED.replace("ANSWER", repr(json.dumps(head).encode() + b"\n" + texts))
+def forged(value):
+    """Return a program that writes the sandbox's answer itself: this value."""
+    return FORGED.replace("ANSWER", repr(encode({"answer": value})))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,9 @@ def forged(**fields):
     [
         ({"text": "\n"}, "the text is empty"),
         ({"text": "/etc/passwd"}, "line 1"),
-        ({"text": ""}, "the answer is not what the sandbox writes"),
+        ({"text": ""}, "the text is empty"),
+        ([1], "the answer is not what the sandbox writes"),
+        ("x", "x"),
         ({"other": "x"}, "None"),
         ({"fault": "x", "line": "²"}, "x"),
         ({"fault": "x", "line": "9" * 5000}, "x"),
@@ -343,7 +344,7 @@ def forged(**fields):
     ],
 )
 def test_an_answer_that_a_reader_forges_is_a_fault_at_most(explore, fields, said):
-    fault = written(explore, forged(**fields))["fault"]
+    fault = written(explore, forged(fields))["fault"]
     assert said in fault["message"] and fault["line"] in (None, 1, 7, 999999), fault
 
 

@@ -1,38 +1,30 @@
-"""What the probes of several labs share: ranks that are threads, and refusals."""
+"""What several labs run beside a student's code: ranks that are threads, and refusals."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import wraps
+from inspect import signature
 
 from minidist import run
 
 
-def on_ranks(worker, size: int, log=None) -> dict:
-    """Call worker(group) -> {name: array or None}; return {"name on rank r": its array}."""
-    found = run(worker, size, transport="thread", timeout=10, log=log)
-    return {
-        f"{name} on rank {r}": value
-        for r, mine in enumerate(found)
-        for name, value in mine.items()
-        if value is not None
-    }
+def on_ranks(worker, size: int, log=None) -> list:
+    """Call worker(group) on ranks that are threads; return what each returns."""
+    return run(worker, size, transport="thread", timeout=10, log=log)
 
 
-def each_rank(name: str, count: Callable = int, around: Callable = nullcontext):
-    """Make a probe of a worker(group, **given): count(given[name]) ranks call it.
+def each_rank(name: str, count: Callable = int):
+    """Let a worker(group, **given) be called without its group, on count(given[name]) ranks."""
 
-    around  makes the context of all of them
-    """
-
-    def probe_of(worker):
+    def of(worker):
         @wraps(worker)
-        def probe(**given):
-            with around():
-                return on_ranks(lambda group: worker(group, **given), count(given[name]))
+        def on_all(**given):
+            return on_ranks(lambda group: worker(group, **given), count(given[name]))
 
-        return probe
+        _, *parameters = signature(worker).parameters.values()
+        on_all.__signature__ = signature(worker).replace(parameters=parameters)
+        return on_all
 
-    return probe_of
+    return of
 
 
 def refused(call, *arguments, **named) -> bool:

@@ -39,16 +39,17 @@ not prevented. Where students are not trusted, install bubblewrap or be root. Ne
 """
 
 import os
+import pickle
 import re
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from minidist.course.answers import Answer
+from minidist.course.blank import part_inside
 from minidist.course.lab import Lab
-from minidist.course.question import Question
 from minidist.course.sandbox.limits import (
     USUAL,
     Limits,
@@ -57,19 +58,26 @@ from minidist.course.sandbox.limits import (
     open_to_all,
 )
 from minidist.course.sandbox.supervisor import Supervisor
-from minidist.course.sandbox.untrusted import beginning, contents, read, remove, remove_files_of
+from minidist.course.sandbox.untrusted import (
+    NoAnswer,
+    beginning,
+    contents,
+    read,
+    remove,
+    remove_files_of,
+)
 from minidist.verify.mistakes import overlay
 from minidist.verify.mistakes.register import module_of
 
-PROBES = "minidist.course.labs"  # and there NAME.probes
+LABS = "minidist.course.labs"  # and there NAME.test_NAME
 ANSWERS = "course", "verify/mistakes"  # folders that a student's minidist does not have
 IN_FOLDERS = r"\S*-packages/|/proc/self/fd/\d+/"  # where a dependency is imported from
 
 
 class Heard(NamedTuple):
-    """The result: an answer per question, or why there is none; and what was printed."""
+    """The answers to some calls, or why there are none; and what was printed."""
 
-    answers: list[Answer | str]
+    answers: list[Any]
     output: str
 
 
@@ -88,6 +96,8 @@ class Sandbox:
         self.files = [*files, *(lab.files if lab else [])]
         self.tree: Path | None = None
         self.defences = ""
+        self._work: Path | None = None  # of the process that answers
+        self._number, self._left, self._ended = 0, 0.0, ""
 
     def __enter__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="minidist-lab-", dir=open_to_all()))
@@ -107,6 +117,7 @@ class Sandbox:
 
     def __exit__(self, *_):
         self.stop()
+        self.end()
         if self._user is not None:
             remove_files_of(self._user)
         if self._claim is not None:
@@ -129,26 +140,53 @@ class Sandbox:
         self.build({path: source for path, source in files.items() if path not in wrong})
         return wrong
 
-    def ask(self, questions: list[Question]) -> Heard:
-        """Ask the questions, in one process, one after the other."""
-        assert self.lab is not None  # whose probes these are
-        probes = f"{PROBES}.{self.lab.name}.probes"
-        return self.call([(probes, q.probe.__name__, q.given) for q in questions])
-
     def call(self, calls: list[tuple[str, str, dict]]) -> Heard:
-        """Call each (module, function, keyword arguments) there, one after the other."""
+        """Call each (module, function, keyword arguments) in a new process, one after the other."""
+        self.end()
         if self.tree is None:
             self.build({})
-        work = Path(tempfile.mkdtemp(dir=self._asked))
-        work.chmod(0o755)
         try:
-            ended = self._supervise(work, calls)
-            answers, scratch = [], work / "scratch"
-            for number in range(len(calls)):
-                answer = read(scratch / str(number))
-                answers.append(_none(number, scratch, ended) if answer is None else answer)
+            answers = [self.answer(module, name, (), named) for module, name, named in calls]
+        finally:
+            output = self.end()
+        return Heard(answers, output)
+
+    def answer(self, module: str, name: str, arguments: tuple, named: dict) -> Any:
+        """Call a function in the process that there is, or in a new one; see `end`.
+
+        Returns a value, or the NoAnswer that says why there is none.
+        """
+        if self._work is None:
+            self._begin()
+        assert self._work
+        if self._ended:
+            began = self._number > 0
+            return NoAnswer("not asked any more" if began else f"no answer: {self._ended}")
+        number, self._number = self._number, self._number + 1
+        file = self._work / "calls" / str(number)
+        file.write_bytes(pickle.dumps((module, name, arguments, named, self._left)))
+        file.chmod(0o644)
+        begin = time.monotonic()
+        self._ended = self._ordered({"number": number, "seconds": self._left}, self._left + 30)
+        self._left = max(0.0, self._left - (time.monotonic() - begin))
+        if not self._ended:
+            return read(self._work / "scratch" / str(number))
+        stopped = self._ended.startswith("stopped after")
+        place = contents(self._work / "scratch" / "place", 2000) if stopped else None
+        where = (place or b"")[:2000].decode("utf-8", "replace").strip()
+        more = f"; shortly before it was at\n{where}" if where else ""
+        return NoAnswer(f"no answer: {self._ended}{more}")
+
+    def end(self) -> str:
+        """End the process that answers; return what was printed. The next call begins another."""
+        if self._work is None:
+            return ""
+        work, self._work = self._work, None
+        try:
+            if self._supervisor is not None:
+                self._ordered({}, 30)
             printed = beginning(work / "output").replace(f"{self.tree}/", "")
-            return Heard(answers, re.sub(IN_FOLDERS, "", printed))  # paths in warnings
+            return re.sub(IN_FOLDERS, "", printed)  # paths in warnings
         finally:
             remove(work)
 
@@ -163,44 +201,56 @@ class Sandbox:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _hide(self, tree: Path, lab: Lab) -> None:
-        """Take out what tells the bodies of the tasks; put the lab's probes in."""
+        """Take out what tells the bodies of the tasks; put in what the lab's tests run inside."""
         for compiled in sorted(tree.rglob("__pycache__")):
             shutil.rmtree(compiled)
-        inside = Path(*PROBES.split("."))
+        inside = Path(*LABS.split("."))
         (tree / inside / lab.name).mkdir(parents=True)
         for name in ("__init__.py", "ranks.py"):
             shutil.copy(overlay.PACKAGE.parent / inside / name, tree / inside)
-        shutil.copy(lab.probes, tree / inside / lab.name / "probes.py")
+        (tree / inside / lab.name / lab.tests.name).write_text(part_inside(lab.tests))
         for path in tree.rglob("*"):
             os.utime(path, (0, 0))  # no time tells which files are not the reference's
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        heard = self.call([(PROBES, "load", {"name": module_of(path)}) for path in paths])
-        found = [answer if isinstance(answer, str) else "" for answer in heard.answers]
+        heard = self.call([(LABS, "load", {"name": module_of(path)}) for path in paths])
+        found = [answer if isinstance(answer, NoAnswer) else "" for answer in heard.answers]
         return dict(zip(paths, found, strict=True))
 
-    def _supervise(self, work: Path, calls: list[tuple[str, str, dict]]) -> str:
-        """Have the supervisor run a process to its end; return how it ended."""
+    def _begin(self) -> None:
+        """Have the supervisor begin a process."""
+        if self.tree is None:
+            self.build({})
+        work = self._work = Path(tempfile.mkdtemp(dir=self._asked))
+        work.chmod(0o755)
+        (work / "calls").mkdir(mode=0o755)
         scratch = work / "scratch"
         scratch.mkdir(mode=0o700)
         if self._user is not None:
             os.chown(scratch, self._user, self._user)
+        self._number, self._left = 0, self.limits.seconds
         order = {
             **vars(self.limits),
             "tree": str(self.tree),
             "files": self.files,
+            "calls": str(work / "calls"),
             "scratch": str(scratch),
             "output": str(work / "output"),
-            "questions": calls,
             "user": self._user,
             "processes": most_processes(self.limits.processes, self._user),
         }
+        if self._supervisor is None:
+            self._supervisor = Supervisor(self._folder, self._user)
+            self.defences = self._supervisor.defences
+        self._ended = self._ordered(order, 30)
+
+    def _ordered(self, order: dict, seconds: float) -> str:
+        """Have the supervisor carry out an order; return how the process ended, if it has."""
         try:
             if self._supervisor is None:
-                self._supervisor = Supervisor(self._folder, self._user)
-                self.defences = self._supervisor.defences
-            result = self._supervisor.ask(order, self.limits.seconds + 30)
+                return "the supervisor was ended"
+            result = self._supervisor.ask(order, seconds)
         except (OSError, ValueError):  # ValueError: its last line is cut off
             self.stop()
             return "the supervisor was ended"
@@ -208,7 +258,8 @@ class Sandbox:
             self.stop()
             raise
         if not result["began"] and result["ended"].endswith("code 70"):
-            raise RuntimeError(f"the sandbox failed:\n{beginning(work / 'output')}")
+            assert self._work
+            raise RuntimeError(f"the sandbox failed:\n{beginning(self._work / 'output')}")
         return result["ended"]
 
     def stop(self) -> None:
@@ -216,12 +267,3 @@ class Sandbox:
         if self._supervisor is not None:
             self._supervisor.stop()
         self._supervisor = None
-
-
-def _none(number: int, scratch: Path, ended: str) -> str:
-    """Describe why there is no answer."""
-    if number == 0 or os.path.lexists(scratch / str(number - 1)):
-        place = contents(scratch / "place", 2000) if ended.startswith("stopped after") else None
-        where = (place or b"")[:2000].decode("utf-8", "replace").strip()
-        return f"no answer: {ended}" + (f"; shortly before it was at\n{where}" if where else "")
-    return "not asked any more"

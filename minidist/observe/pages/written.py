@@ -125,6 +125,8 @@ class Written:
         if isinstance(attempted, str):  # the program was ended
             line = at[1] if (at := PLACE.search(attempted)) else ""
             attempted = {"fault": PLACE.sub("; does a loop not end?", attempted), "line": line}
+        if not isinstance(attempted, dict):
+            attempted = {"fault": "the answer is not what the sandbox writes"}
         if "text" not in attempted:
             line = str(attempted.get("line", ""))[:6]
             raise Unreadable(str(attempted.get("fault")), int(line) if line.isdecimal() else None)

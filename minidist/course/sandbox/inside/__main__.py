@@ -3,13 +3,15 @@
     python -s -P -S -B inside < orders
 
 It is the grader's child and never runs the student's code itself. The orders come pickled on its
-input: what to load once, then what to ask and where, one at a time. When the input ends, because
-the grader has ended, everything ends here, too. The output has a line of JSON per order: whether
-the network was left, and then how each process ended, and whether it has begun to answer.
+input: what to load once; then to begin a process, to wait for each of its answers, to end it. When
+the input ends, because the grader has ended, everything ends here, too. The output has a line of
+JSON per order: whether the network was left, and then how the process ended, "" while it has not,
+and whether it has begun to answer.
 """
 
 import ctypes
 import json
+import math
 import os
 import pickle
 import select
@@ -35,12 +37,16 @@ def main() -> None:
     alone = confine(setup["alone"])
     student.load(setup["modules"], setup["folders"])
     print(json.dumps({"no network": alone}), flush=True)
-    while True:
-        try:
-            order = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        print(json.dumps(run(order)), flush=True)
+    while (order := received()) is not None:
+        serve(order)
+
+
+def received() -> dict | None:
+    """Return the next order; None if there is none any more."""
+    try:
+        return pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return None
 
 
 def confine(alone: bool) -> bool:
@@ -57,24 +63,53 @@ def confine(alone: bool) -> bool:
     return alone and libc.unshare(NEW_NETWORK | NEW_IPC) == 0
 
 
-def run(order: dict) -> dict:
-    """Run one of the student's processes to its end, and end what it has started."""
-    reader, writer = os.pipe()
+def serve(order: dict) -> None:
+    """Run one of the student's processes until the grader wants no more; end what it started."""
+    calls, called = os.pipe()
+    heard, hear = os.pipe()
+    os.set_blocking(called, False)
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        start(order, writer)
-    os.close(writer)
+        os.close(called)
+        os.close(heard)
+        start(order, calls, hear)
+    os.close(calls)
+    os.close(hear)
+    process, watched = Process(child, order), [0, heard]
+    awaited, began, ended = "", False, ""
+    print(json.dumps({"ended": ended, "began": began}), flush=True)
     try:
-        ended = watch(child, order)
+        while True:
+            ready = select.select(watched, [], [], LOOK_EVERY)[0]
+            if heard in ready:
+                said = os.read(heard, 4096)
+                began = began or said[:1] == b"1"
+                if not said:  # all of its processes have ended, or closed it
+                    watched.remove(heard)
+            if 0 in ready:
+                call = received()
+                if call is None:
+                    sys.exit(1)  # the grader has gone
+                if "number" not in call:
+                    break
+                awaited = f"{order['scratch']}/{call['number']}"
+                process.deadline = time.monotonic() + call["seconds"]
+                with suppress(OSError):
+                    os.write(called, b"1")
+            if not ended and (ended := process.ended()):
+                end_all(child, order["user"])
+            if awaited and (ended or os.path.lexists(awaited)):
+                state = "" if os.path.lexists(awaited) else ended
+                print(json.dumps({"ended": state, "began": began}), flush=True)
+                awaited, process.deadline = "", math.inf
     finally:
         end_all(child, order["user"])
-    began = os.read(reader, 1) == b"1"
-    os.close(reader)
-    return {"ended": ended, "began": began}
+        os.close(called)
+        os.close(heard)
+    print(json.dumps({"ended": ended, "began": began}), flush=True)
 
 
-def start(order: dict, began: int) -> None:
+def start(order: dict, calls: int, heard: int) -> None:
     """Become the student's process: in its own group, without the supervisor's descriptors."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -86,7 +121,7 @@ def start(order: dict, began: int) -> None:
         os.close(output)
         os.close(nothing)
         sys.stdin = open(0)
-        student.main(order, began)
+        student.main(order, calls, heard)
         sys.stdout.flush()
     except BaseException:
         import traceback
@@ -97,27 +132,32 @@ def start(order: dict, began: int) -> None:
         os._exit(0)  # threads that the student's code has started do not hold it up
 
 
-def watch(child: int, order: dict) -> str:
-    """Wait until the process, its time, its space or the grader ends; return which it was."""
-    deadline = time.monotonic() + order["seconds"]
-    looks = 0
-    while True:
-        if select.select([0], [], [], LOOK_EVERY)[0]:
-            sys.exit(1)  # the grader has gone
-        pid, status = os.waitpid(child, os.WNOHANG)
+class Process:
+    """A student's process, as it is watched; deadline: of the call that it answers."""
+
+    def __init__(self, pid: int, order: dict):
+        self.pid, self.order = pid, order
+        self.deadline = math.inf
+        self.next_look = 0.0  # at its files and its memory
+
+    def ended(self) -> str:
+        """Return how it ended, or why it has to; "" if it goes on."""
+        order, now = self.order, time.monotonic()
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
             if code < 0:
                 return f"the process was ended by the signal {signal.Signals(-code).name}"
             return f"the process ended with exit code {code}"
-        if time.monotonic() > deadline:
+        if now > self.deadline:
             return f"stopped after {order['seconds']:g} s"
-        looks += 1
-        if looks % 5 == 0:
+        if now > self.next_look:
+            self.next_look = now + 0.1
             if space([order["scratch"], order["output"]], order["disk"]) > order["disk"]:
                 return f"stopped: it wrote more than {order['disk'] >> 20} MB"
             if resident() > order["memory"]:
                 return f"stopped: its processes held more than {order['memory'] >> 20} MB"
+        return ""
 
 
 def end_all(child: int, user: int | None) -> None:

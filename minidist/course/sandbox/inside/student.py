@@ -1,17 +1,18 @@
-"""The process of the student's code: takes its limits, then answers the questions.
+"""The process of the student's code: takes its limits, then answers one call after the other.
 
-An answer is a file SCRATCH/<number>: a line of JSON, [[name, dtype, shape], ...] or the text of an
-error, and then the bytes of the arrays, one after the other. Shortly before the time is up the
-process writes SCRATCH/place: the lines of the student's code that it is executing.
+A call is a file CALLS/<number>, pickled by the grader; a byte in a pipe says that it is there. The
+answer is a file SCRATCH/<number>: what the function returned, or the text of an error, see
+values.py. Shortly before the time is up the process writes SCRATCH/place: the lines of the
+student's code that it is executing.
 """
 
 import ctypes
 import errno
 import importlib
 import itertools
-import json
 import linecache
 import os
+import pickle
 import re
 import resource
 import signal
@@ -31,28 +32,34 @@ CLONE3, NEW_USER, OTHER_ABI = 435, 0x10000000, 0x40000000
 IN_FOLDERS = re.compile(r".*-packages/|/proc/self/fd/\d+/")  # where a dependency is imported from
 
 
+HERE = os.path.dirname(os.path.abspath(__file__))  # whose lines are no student's business
+
+
 def load(modules: list[str], folders: list[str]) -> None:
-    """Import the dependencies once, so that each student's process has them at once."""
+    """Import the dependencies and values.py, so that each student's process has them at once."""
     path = list(sys.path)
-    sys.path += folders
-    for name in modules:
+    sys.path += [*folders, HERE]
+    for name in [*modules, "values"]:
         importlib.import_module(name)
     sys.path[:] = path
 
 
-def main(order: dict, began: int) -> None:
-    """Answer an order's questions; write to `began` before the student's code runs."""
+def main(order: dict, calls: int, heard: int) -> None:
+    """Answer calls until their pipe ends; write to `heard` before the first, and after each."""
     sys.path.insert(0, order["tree"])
     sys.argv[:] = [""]
     os.environ.update(HOME=order["scratch"], TMPDIR=order["scratch"])
     os.environ.pop("PYTHONHOME", None)
     os.chdir(order["scratch"])
     signal.signal(signal.SIGALRM, lambda *_: note_place(order))
-    signal.setitimer(signal.ITIMER_REAL, max(order["seconds"] - 1, order["seconds"] / 2))
     confine(order)
-    os.write(began, b"1")
-    os.close(began)
-    answer(order)
+    os.write(heard, b"1")
+    for number in itertools.count():
+        if not os.read(calls, 1):
+            return
+        answer(order, number)
+        sys.stdout.flush()
+        os.write(heard, b"1")
 
 
 def confine(order: dict) -> None:
@@ -103,15 +110,22 @@ def refuse_hidden_memory(libc) -> None:
     libc.prctl(SECCOMP, 2, ctypes.c_char_p(program), 0, 0)
 
 
-def answer(order: dict) -> None:
-    """Ask the questions one after the other; write each answer to a file, or the error."""
-    for number, (module, probe, given) in enumerate(order["questions"]):
-        try:
-            found = encode(getattr(importlib.import_module(module), probe)(**given))
-        except BaseException as error:
-            found = json.dumps({"error": failure(error, order["tree"], order["files"])}).encode()
-        with open(f"{order['scratch']}/{number}", "wb") as file:
-            file.write(found)
+def answer(order: dict, number: int) -> None:
+    """Make a call; write what it returns to a file, or the error."""
+    import values  # type: ignore[import-not-found]  # which `load` has imported, after NumPy
+
+    with open(f"{order['calls']}/{number}", "rb") as file:
+        module, name, arguments, named, seconds = pickle.load(file)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds - 1, seconds / 2))
+    try:
+        function = getattr(importlib.import_module(module), name)
+        found = values.encode({"answer": function(*arguments, **named)})
+    except BaseException as error:
+        found = values.encode({"error": failure(error, order["tree"], order["files"])})
+    path = f"{order['scratch']}/{number}"
+    with open(f"{path}.part", "wb") as file:
+        file.write(found)
+    os.rename(f"{path}.part", path)  # all of it, or nothing
 
 
 def note_place(order: dict) -> None:
@@ -128,21 +142,6 @@ def places(tree: str, theirs: list[str]) -> list[str]:
         own = [f"{at}\n    {line}" for name, at, line in stack if name in theirs]
         found |= dict.fromkeys(own[-1:])
     return list(found)
-
-
-def encode(answer: dict) -> bytes:
-    """Return arrays of numbers, truth values or text as a line of JSON and their bytes."""
-    import numpy as np
-
-    arrays = {str(name): np.asarray(value) for name, value in answer.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufU":
-            kind = f"of {array.dtype}: {answer[name]!r:.200}"
-            if array.dtype == object and array.shape == () and array[()] is None:
-                kind = "None: is a `return` missing?"
-            raise TypeError(f"{name} should be an array of numbers, and is {kind}")
-    head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
-    return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
 
 
 def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
@@ -173,12 +172,12 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
 
 
 def shown(stack, tree: str) -> list[tuple[str, str, str]]:
-    """Return (file, where, line of the source or "") of a stack's frames, without importlib's."""
+    """Return (file, where, line of the source or "") of a stack's frames, but importlib's, ours."""
     found = []
     for frame, number in stack:
         code = frame.f_code
         name = IN_FOLDERS.sub("", code.co_filename.removeprefix(f"{tree}/minidist/"))
-        if not name.startswith("<frozen "):
+        if not name.startswith(("<frozen ", HERE)):
             line = linecache.getline(code.co_filename, number or 0).strip()  # between lines: None
             found.append((name, f"{name}, line {number}, in {code.co_qualname}", line))
     return found

@@ -1,4 +1,4 @@
-"""What the lab for tests asks; it runs beside the student's code."""
+"""The tests of the lab for tests, and what else runs beside the student's code."""
 
 import ctypes
 import os
@@ -9,22 +9,38 @@ import sys
 import threading
 
 import numpy as np
+import pytest
 
 from minidist import Cluster
+from minidist.course.inside import inside, task
 from minidist.pipeline_parallel import programs
 
 
+@inside
 def order(schedule, p, m):
-    """Return {"rank r": the actions, as they print}."""
-    found = enumerate(programs(schedule, p, m))
-    return {f"rank {r}": np.array([str(action) for action in program]) for r, program in found}
+    """Return each rank's actions, as they print."""
+    return [{"the program": [str(a) for a in program]} for program in programs(schedule, p, m)]
 
 
+@task("9.1")
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_gpipe(p, rng):
+    order.check("gpipe", p, int(rng.integers(3, 9)))
+
+
+@task("9.2")
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_1f1b(p, rng):
+    order.check("1f1b", p, int(rng.integers(3, 9)))
+
+
+@inside
 def echo(**given):
     """Return what is given."""
     return {name: np.array(value) for name, value in given.items()}
 
 
+@inside
 def misuse(how):
     """Return something else than named arrays of numbers, or nothing."""
     if how == "object":
@@ -33,15 +49,14 @@ def misuse(how):
         return {"x": 1 + 2j}
     if how == "structured":
         return {"x": np.zeros(2, "f4,i4")}
-    if how == "nothing":
-        return {"x": None}
-    if how == "no dict":
-        return 7
+    if how == "a function":
+        return print
     if how == "large":
         return {"x": np.zeros(1 << 22)}
     raise KeyboardInterrupt
 
 
+@inside
 def ranks(size):
     """Return the sum over ranks that are threads, started twice."""
     with Cluster(size, "thread") as cluster:
@@ -50,6 +65,7 @@ def ranks(size):
         return {"sum": cluster.run(work)[0]}
 
 
+@inside
 def surroundings():
     """Return what the student's code finds around it."""
     return {
@@ -89,6 +105,7 @@ def is_open(descriptor):
         return False
 
 
+@inside
 def tries(readable, writable, port):
     """Return {what: the error that it met, or "done"}."""
     attempts = {
@@ -102,6 +119,7 @@ def tries(readable, writable, port):
     return {name: np.array(attempt_of(attempt)) for name, attempt in attempts.items()}
 
 
+@inside
 def hidden_memory(clone):
     """Return how far each way goes to memory that no process is counted for."""
     libc, new_user, child = ctypes.CDLL(None, use_errno=True), 0x10000000, 17  # SIGCHLD

@@ -1,12 +1,15 @@
-"""What the autograd lab asks of a student's code; it runs beside that code, and judges nothing."""
+"""The engine and its functions: adjoints, un-broadcasting, the order of backward, what waits."""
 
 import weakref
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from minidist.autograd import Function, Tensor, functions, losses, operators, tensor
 from minidist.autograd.deferred import Deferred, Product, compute, sum_of
+from minidist.autograd.losses import IGNORED
+from minidist.course.inside import inside, task
 
 
 def applied(name, options, arrays):
@@ -15,6 +18,7 @@ def applied(name, options, arrays):
     return getattr(room, name)(**options)(*[Tensor(a, requires_grad=True) for a in arrays])
 
 
+@inside
 def adjoints(name, options, calls):
     """Apply a function to several inputs, and only then go back through each.
 
@@ -47,6 +51,7 @@ def summed_down(grad, shape):
     return sums.reshape(shape)
 
 
+@inside
 def unbroadcast(grad, shape):
     before = grad.copy()
     result = tensor.unbroadcast(grad, tuple(shape))
@@ -111,6 +116,7 @@ def build(leaves, nodes, watch):
     return tensors
 
 
+@inside
 def engine(leaves, nodes, grad, deferring=False):
     """Go back through a graph, of which the last node is the root.
 
@@ -136,6 +142,7 @@ def engine(leaves, nodes, grad, deferring=False):
     return answer | {f"`remaining` of leaf {i}": announced.get(i, 0) for i in range(len(leaves))}
 
 
+@inside
 def below(leaves, nodes):
     """Return the numbers of the functions below the last one, as they are listed."""
     tensors, remaining = build(leaves, nodes, Recorder()), {}
@@ -145,6 +152,7 @@ def below(leaves, nodes):
     return {"listed": np.array(listed, int), "edges": np.array(edges, int)}
 
 
+@inside
 def refusals(leaf):
     """Return the name of the error that each wrong call raises, or "none"."""
 
@@ -182,6 +190,7 @@ class Leaf:
         self.called, self.at_last = self.called + 1, self.total
 
 
+@inside
 def product(a, b):
     """Return a product, by itself and into a buffer."""
     buffer = np.full((a.shape[1], b.shape[1]), 1e6)
@@ -190,6 +199,7 @@ def product(a, b):
     return {"the result": Product(a, b)(), "out": buffer, "with out=, the result is out": same}
 
 
+@inside
 def one_product(pairs):
     """Return the sum of products, if it is one product of longer factors."""
     total = sum_of([Product(a, b) for a, b in pairs])
@@ -210,6 +220,7 @@ def contribution(kind, arrays):
     return None
 
 
+@inside
 def later(shapes, passes, together):
     """Deliver what several passes of backward have deferred.
 
@@ -239,3 +250,215 @@ def later(shapes, passes, together):
         }
     answer["the additions to leaf 0, of products"] = leaves[0].added
     return answer
+
+
+def check_adjoints(rng, name, *inputs, **options):
+    """Ask for a function's results and gradients, of several inputs."""
+    calls = [{"arrays": [np.asarray(a, float) for a in arrays]} for arrays in inputs]
+    for call in calls:
+        shape = applied(name, options, call["arrays"]).shape
+        call["grad"] = np.asarray(rng.standard_normal(shape))
+    adjoints.check(name=name, options=options, calls=calls)
+
+
+@task("1.1")
+@pytest.mark.parametrize("group", ["Divide", "MatMul", "Max", "GetItem"])
+def test_elementary_functions_have_their_adjoints(group, rng):
+    n, k, m = rng.permutation([2, 3, 4]).tolist()
+    if group == "Divide":
+        divisor = rng.uniform(0.5, 2, (1, m)) * rng.choice([-1, 1], (1, m))
+        check_adjoints(rng, group, *[[rng.standard_normal((n, m)), divisor + i] for i in (0, 3)])
+    elif group == "MatMul":
+        for batch in ((), (int(rng.integers(2, 4)),)):
+            a, b = rng.standard_normal((*batch, n, k)), rng.standard_normal((k, m))
+            check_adjoints(rng, group, [a, b], [a + 1, b])
+    elif group == "Max":
+        for axis in (None, 0, -1):
+            x, keepdims = rng.integers(0, 3, (n, 4)), bool(rng.integers(2))  # with ties
+            check_adjoints(rng, group, [x], [x[::-1]], axis=axis, keepdims=keepdims)
+    else:
+        for index in (rng.integers(0, k, 2 * k), int(rng.integers(k))):
+            check_adjoints(rng, group, *rng.standard_normal((2, 1, k, 2)), index=index)
+
+
+@task("1.2")
+@pytest.mark.parametrize(
+    "group, broadcast, shape",
+    [
+        ("axes in front", (3, 2), (3, 2)),
+        ("axes in front", (3, 2), (2,)),
+        ("axes in front", (3, 2), ()),
+        ("axes of length 1", (3, 4, 2), (1, 4, 1)),
+        ("axes of length 1", (1, 3), (1, 1)),
+        ("both, and an empty axis", (4, 3, 2), (3, 1)),
+        ("both, and an empty axis", (4, 1, 2), (1, 2)),
+        ("both, and an empty axis", (0, 3), (1, 3)),
+    ],
+)
+def test_a_gradient_is_summed_to_the_shape_before_broadcasting(group, broadcast, shape, rng):
+    unbroadcast.check(rng.standard_normal(broadcast), list(shape))
+
+
+# 1.3. A graph: leaves, then functions (kind, numbers of their inputs); the last one is the root.
+
+
+def random_graph(rng, leaves, functions):
+    """Draw functions that mostly use the newest values, and a root that needs them all."""
+    nodes = []
+    for n in range(functions):
+        kind = str(rng.choice(["plus", "times", "sine", "plus", "times", "stop"]))
+        recent = [max(0, leaves + n - 1 - int(rng.integers(0, 4))) for _ in range(2)]
+        nodes.append([kind, recent[: 1 if kind in ("sine", "stop") else 2]])
+    used = {i for _, inputs in nodes for i in inputs}
+    for i in range(leaves + functions - 1):  # what nobody has used
+        if i not in used:
+            nodes.append(["plus", [i, leaves + len(nodes) - 1]])
+    return nodes
+
+
+# {name: (group, the shapes of the leaves, functions, the shape of the root)}
+GRAPHS = {
+    "a value that is used three times": (
+        "small graphs",
+        [3],
+        [["sine", [0]], ["times", [1, 0]], ["plus", [1, 2]], ["times", [3, 1]]],
+        3,
+    ),
+    "a short way and a long way": (
+        "small graphs",
+        [3],
+        [["sine", [0]], ["sine", [1]], ["sine", [2]], ["times", [3, 1]], ["plus", [4, 0]]],
+        3,
+    ),
+    "12 times the double": ("small graphs", [3], [["plus", [i, i]] for i in range(12)], 3),
+    "a gradient that is None": (
+        "None, thunks, broadcasting, leaves",
+        [3, 3],
+        [["sine", [0]], ["stop", [2]], ["times", [1, 3]]],
+        3,
+    ),
+    "an input that was repeated": (
+        "None, thunks, broadcasting, leaves",
+        [3],
+        [["sine", [0]], ["twice", [1]], ["times", [2, 2]]],
+        (2, 3),
+    ),
+    "a root that is a leaf": ("None, thunks, broadcasting, leaves", [3], [], 3),
+    "a root of one element": ("None, thunks, broadcasting, leaves", [1], [["sine", [0]]], None),
+    "1500 functions deep": (
+        "drawn and deep graphs",
+        [2, 2],
+        [["plus", [0, 1]]] + [["sine", [2 + i]] for i in range(1499)],
+        2,
+    ),
+}
+
+
+@task("1.3")
+@pytest.mark.parametrize("group, graph", [(own[0], name) for name, own in GRAPHS.items()])
+def test_an_engine_visits_each_function_once_after_all_that_use_it(group, graph, rng):
+    _, shapes, nodes, shape = GRAPHS[graph]
+    leaves = [rng.standard_normal(n) for n in shapes]
+    grad = None if shape is None else rng.standard_normal(shape)
+    engine.check(leaves, nodes, grad, bool(rng.integers(2)))
+
+
+@task("1.3")
+@pytest.mark.parametrize("group", ["drawn and deep graphs"])
+def test_an_engine_runs_drawn_graphs(group, rng):
+    for count in (1, 2, 3):
+        nodes = random_graph(rng, count, int(rng.integers(5, 10)))
+        leaves = [rng.standard_normal(2) for _ in range(count)]
+        engine.check(leaves, nodes, rng.standard_normal(2), bool(rng.integers(2)))
+
+
+@task("1.3")
+def test_an_engine_lists_what_is_needed_earliest_first_and_refuses_the_rest(rng):
+    nodes = [["plus", [0, 1]], ["sine", [0]], ["sine", [2]], ["times", [2, 4]], ["plus", [5, 0]]]
+    last = int(rng.integers(2, 4))
+    nodes = [*nodes, *[["sine", [4]]] * last, ["times", [6, 5 + last]]]
+    below.check(list(rng.standard_normal((2, 2))), nodes)
+    refusals.check(rng.standard_normal(int(rng.integers(2, 5))))
+
+
+# 1.4 to 1.6: functions of rows.
+
+
+def far_apart(rng, shape, large):
+    """Draw rows; if large, one of them about 1000 above the others, and one as far below."""
+    x = rng.standard_normal(shape)
+    if large:
+        x[0] += 1000
+        x[-1] -= 1000
+    return x
+
+
+@task("1.4")
+@pytest.mark.parametrize("group", ["Softmax", "LogSoftmax"])
+def test_a_softmax_is_of_its_axis_and_of_large_rows(group, rng):
+    for axis, large in ((-1, False), (0, False), (-1, True)):
+        shape = tuple(rng.permutation([3, 4]).tolist())
+        check_adjoints(rng, group, *[[far_apart(rng, shape, large)] for _ in range(2)], axis=axis)
+
+
+@task("1.5")
+@pytest.mark.parametrize(
+    "group, shape", [("2 axes", (3, 4)), ("3 axes", (2, 2, 5)), ("2 axes", (4, 1))]
+)
+def test_a_layer_norm_is_of_rows(group, shape, rng):
+    two = [[3 + 2 * rng.standard_normal(shape), *rng.standard_normal((2, shape[-1]))] for _ in "ab"]
+    check_adjoints(rng, "LayerNorm", *two, eps=float(rng.uniform(0.01, 0.1)))
+
+
+@task("1.6")
+@pytest.mark.parametrize(
+    "group, shape, large",
+    [
+        ("two axes", (4, 3), False),
+        ("three axes, IGNORED", (2, 3, 5), False),
+        ("rows near 1000, none", (3, 4), True),
+        ("rows near 1000, none", (0, 3), False),
+    ],
+)
+def test_a_cross_entropy_is_a_part_of_the_whole_batchs(group, shape, large, rng):
+    targets = rng.integers(0, shape[-1], shape[:-1])
+    if len(shape) == 3:
+        targets[0, 1:] = IGNORED
+    whole = float(targets.size + int(rng.integers(1, 9)))  # targets of the batch
+    two = [[far_apart(rng, shape, large)] for _ in range(2)]
+    check_adjoints(rng, "CrossEntropy", *two, targets=targets, reduction_size=whole)
+
+
+# 1.7
+
+
+def drawn_contribution(rng, leaf, kind, shape):
+    """Draw what a pass adds to a leaf's gradient: the two factors of a product, or an array."""
+    if kind != "product":
+        return [leaf, kind, [rng.standard_normal(shape)]]
+    N = int(rng.integers(1, 4))
+    return [leaf, kind, [rng.standard_normal((N, n)) for n in shape]]
+
+
+@task("1.7")
+def test_products_wait_and_become_one(rng):
+    N, I, J = rng.permutation([2, 3, 5]).tolist()
+    product.check(rng.standard_normal((N, I)), rng.standard_normal((N, J)))
+    rows = rng.integers(1, 4, int(rng.integers(2, 5)))
+    one_product.check([[rng.standard_normal((n, I)), rng.standard_normal((n, J))] for n in rows])
+
+
+@task("1.7")
+@pytest.mark.parametrize(
+    "group, together", [("delivered each by itself", False), ("delivered together", True)]
+)
+def test_what_waits_is_delivered_once_to_each_leaf(group, together, rng):
+    kinds = [(0, "product"), (1, "thunk"), (2, "product"), (2, "product"), (1, "none")]
+    for passes in (1, int(rng.integers(2, 5))):
+        shapes = rng.integers(1, 4, (3, 2)).tolist()
+        each = [
+            [drawn_contribution(rng, i, kind, shapes[i]) for i, kind in kinds]
+            for _ in range(passes)
+        ]
+        each[-1].append(drawn_contribution(rng, 2, "array", shapes[2]))
+        later.check(shapes, each, together)

@@ -1,4 +1,4 @@
-"""What the failures lab asks of a student's code; it runs beside that code, and judges nothing.
+"""Failures: checkpoints that a crash leaves whole, resharding, a sampler's state, fewer ranks.
 
 Checkpoints are in real folders. A rank may stop, or the power fail, before each change there: of a
 name, or an fsync.
@@ -7,7 +7,8 @@ name, or an fsync.
 import os
 import shutil
 from collections import Counter
-from itertools import count, islice
+from functools import partial
+from itertools import count, islice, pairwise
 from math import prod
 from pathlib import Path
 from stat import S_ISDIR
@@ -16,9 +17,12 @@ from threading import current_thread
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from minidist import checkpoint, nn, run
 from minidist.checkpoint import manifest
+from minidist.course.answers import check
+from minidist.course.inside import inside, task
 from minidist.course.labs.ranks import refused
 from minidist.nn.datasets import Sampler
 from minidist.nn.datasets import batch as dealing
@@ -133,6 +137,7 @@ def left(folder, step):
     return f"{min(odd)} is left" if odd else ""
 
 
+@inside
 def crashes(N, arrays, power):
     """Save on N ranks, with a stop before each change of each rank; return the first fault."""
     with TemporaryDirectory() as temporary:
@@ -160,6 +165,7 @@ def cut_of(shape, axis, indices, start, stop):
     return nn.Slice("a", tuple(shape), shard, start, stop)
 
 
+@inside
 def reshard(shape, saved, wanted):
     """Return what ranks that want slices put together, and how often each element is read."""
     whole, cuts = np.arange(1, 1 + prod(shape)).reshape(shape), [cut_of(shape, *s) for s in saved]
@@ -178,6 +184,7 @@ def reshard(shape, saved, wanted):
     return found
 
 
+@inside
 def dealt(method, done, examples, batch, size, batches, **more):
     """Return what ranks are dealt in the batches after what is done, and how many epochs drawn."""
     found, draw = {}, dealing.generator
@@ -194,6 +201,7 @@ def axes_of(settings):
     return [getattr(settings, axis) for axis in ("dp", "pp", "cp", "tp", "ep")]
 
 
+@inside
 def fewer(settings, ranks):
     """Return the next mesh: dp, pp, cp, tp, ep."""
     return {"the mesh": axes_of(with_fewer(Settings(**settings), ranks))}
@@ -213,6 +221,7 @@ def write(folder, step, kind):
         (path / manifest.NAME).write_bytes(manifest.encode(found))
 
 
+@inside
 def lives(settings, deaths):
     """Return how a run goes on after deaths: (dead ranks, steps done, {step: its checkpoint})."""
     found, now = {}, Settings(**settings)
@@ -232,3 +241,107 @@ def lives(settings, deaths):
                 f"it resumes after death {number}": keep.resume,
             }
     return found
+
+
+@task("9.1")
+@pytest.mark.parametrize(
+    "group, N", [("a rank stops", 1), ("a rank stops", 3), ("the power fails", 1)]
+)
+def test_a_crash_leaves_a_whole_checkpoint(group, N, rng):
+    sizes = rng.integers(1, 9, int(rng.integers(2, 5)))  # of two arrays, one rank writes none
+    arrays = {f"w{i}": rng.standard_normal(size) for i, size in enumerate(sizes)}
+    crashes.check(N, arrays, group == "the power fails")
+
+
+# 9.2. A slice is (axis, indices along it, start, stop); without an axis, of the whole array.
+
+
+def runs(rng, shape, N):
+    """Cut all elements at random: a rank may have none."""
+    ends = [0, *np.sort(rng.integers(0, prod(shape) + 1, N - 1)).tolist(), prod(shape)]
+    return [(None, None, start, stop) for start, stop in pairwise(ends)]
+
+
+def shards(shape, axis, N, rounds=1):
+    """Deal the indices of an axis in rounds of N runs, as attention's columns; padding included."""
+    width = -(-shape[axis] // (N * rounds))
+    dealt = np.arange(N * rounds * width).reshape(rounds, N, width)
+    size = prod(shape) // shape[axis] * rounds * width
+    return [(axis, dealt[:, r].reshape(-1).tolist(), 0, size) for r in range(N)]
+
+
+def halves(cuts):
+    """Cut each slice into two runs, as ZeRO does with the parts of a split matrix."""
+    found = [((a, i, 0, stop // 2), (a, i, stop // 2, stop)) for a, i, _, stop in cuts]
+    return [cut for pair in found for cut in pair]
+
+
+@task("9.2")
+@pytest.mark.parametrize("N, M", [(2, 3), (5, 2), (3, 5)])
+@pytest.mark.parametrize("group", ["runs of elements", "rows and columns", "copies and gaps"])
+def test_ranks_read_each_element_once_from_any_cut(group, N, M, rng):
+    shape = rng.integers(5, 9, 2).tolist()
+    rows, columns = (partial(shards, shape, axis) for axis in (0, 1))
+    flat = partial(runs, rng, shape)
+    cases = {
+        "runs of elements": [(flat(a), flat(b)) for a, b in ((N, M), (1, N), (N, 1), (4, 4))],
+        "rows and columns": [
+            (rows(N), columns(M)),
+            (columns(N, 3), columns(M)),
+            (halves(columns(N)), halves(rows(M, 2))),
+            (columns(N), flat(M)),
+        ],
+        "copies and gaps": [
+            (flat(N) + columns(M), rows(3)),
+            (2 * rows(N), flat(M)),
+            (halves(rows(N))[1:], flat(M)),
+        ],
+    }
+    for saved, wanted in cases[group]:
+        reshard.check(shape, saved, wanted)
+
+
+@task("9.3")
+@pytest.mark.parametrize("N, shuffle", [(1, True), (2, True), (3, True), (5, False)])
+@pytest.mark.parametrize(
+    "group, method", [("the same batches", "after"), ("other batches", "after_examples")]
+)
+def test_a_sampler_goes_on_where_it_was(group, method, N, shuffle, rng):
+    batch = int(rng.integers(3, 8))
+    examples = batch * int(rng.integers(2, 5)) + int(rng.integers(1, batch))  # one batch is short
+    unit = examples if method == "after_examples" else -(-examples // batch)
+    done = unit * int(rng.integers(2, 30)) + int(rng.integers(1, unit))
+    asked = method, done, examples, batch, N, 2 * -(-examples // batch) + 1
+    more = {"seed": int(rng.integers(99)), "micro_batches": int(rng.integers(1, 4))}
+    more |= {"shuffle": shuffle}
+    check(dealt(*asked, **more), dealt.package(*asked, **more), at_most=("epochs drawn",))
+
+
+MESHES = [
+    {"dp": 5},
+    {"dp": 2, "pp": 2, "tp": 2},
+    {"tp": 4, "dp": 2},
+    {"pp": 3, "cp": 2, "depth": 3},
+    {"dp": 4, "ep": 4, "experts": 4},
+    {"dp": 6, "tp": 2, "batch": 12, "micro_batches": 2},
+]
+
+
+@task("9.4")
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_fewer_ranks_make_the_largest_mesh_that_fits(mesh):
+    size = prod(mesh.get(axis, 1) for axis in ("dp", "pp", "cp", "tp"))
+    for ranks in {1, size // 2, size - 1}:
+        fewer.check({"batch": 24, "micro_batches": 3} | mesh, ranks)
+
+
+@task("9.4")
+@pytest.mark.parametrize(
+    "kinds", ["", "whole", "damaged", "damaged whole", "whole begun", "whole damaged"]
+)
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(kinds, rng):
+    first, *more = rng.integers(3, 9, 3).tolist()
+    steps = np.cumsum([first + 1, *more]).tolist()  # done before each death
+    there = {first - 1 + i: kind for i, kind in enumerate(kinds.split())}
+    deaths = [(2, steps[0], there), (1, steps[1], {}), (1, steps[2], {steps[1] - 1: "whole"})]
+    lives.check({"dp": 4, "tp": 2, "batch": 24}, deaths)
