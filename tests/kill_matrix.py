@@ -57,8 +57,8 @@ def cpu() -> float:
 class KillMatrix:
     """A plugin of pytest: in place of running the tests once, it runs them as said above."""
 
-    def __init__(self, folder: Path, jobs: int, names: list[str]):
-        self.folder, self.jobs, self.names = folder, jobs, names
+    def __init__(self, folder: Path, jobs: int, names: list[str], first: bool):
+        self.folder, self.jobs, self.names, self.first = folder, jobs, names, first
 
     def pytest_runtestloop(self, session):
         if session.testsfailed:
@@ -155,6 +155,8 @@ class KillMatrix:
                         break
                 else:
                     result["passed"].append(test)
+                if self.first and result["killed"]:
+                    break
         result["seconds"] = round(time.monotonic() - begin, 1)
         return result
 
@@ -187,6 +189,7 @@ def main():
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--first", action="store_true", help="one test that finds it is enough")
     parser.add_argument("--name", action="append", default=[], help="only this mistake; repeatable")
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--table", action="store_true")
@@ -196,7 +199,7 @@ def main():
         return 0
     import pytest
 
-    plugin = KillMatrix(options.folder.absolute(), options.jobs, options.name)
+    plugin = KillMatrix(options.folder.absolute(), options.jobs, options.name, options.first)
     quiet = "-q -p no:xdist -p no:cacheprovider -p no:terminalreporter_ --timeout 60".split()
     return pytest.main([*quiet, *options.tests], plugins=[plugin])
 

@@ -137,7 +137,8 @@ def planted(*wrong: str | Mistake) -> Iterator[None]:
             module = import_module(module_of(path))
             codes = dict(_codes(compile(source, str(module.__file__), "exec")))
             for name in {edit.name for edit in mistake.edits if edit.path == path}:
-                function = unwrap(attrgetter(name)(module))
+                function = attrgetter(name)(module)
+                function = unwrap(getattr(function, "fget", function))  # of a property
                 if codes[name] == function.__code__:
                     raise WrongInput(f"{mistake.name} changes more than the body of {name}")
                 stack.callback(setattr, function, "__code__", function.__code__)
