@@ -53,11 +53,13 @@ def mismatch(members: list[int], calls: list[str]) -> CollectiveMismatch:
 
 
 def call_site() -> str:
-    """Return file:line of the innermost frame outside the communication package."""
+    """Return file:line of the caller of a group: the first frame outside this package around it."""
     frame, here = sys._getframe(), os.path.join(os.path.dirname(__file__), "")
+    in_group = False  # what a group calls is no caller, also a communicator of another package
     while frame.f_back is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(here) and file != contextlib.__file__:
+        in_group = in_group or file == here + "group.py"
+        if in_group and not file.startswith(here) and file != contextlib.__file__:
             break
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
