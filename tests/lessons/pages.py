@@ -3,7 +3,7 @@
 import ast
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +75,9 @@ def contents() -> str:
         words = " ".join(question.split())
         rows.append(f"| [{title}]({lesson.path.name}) | {words} | {lesson.about['minutes']} |")
     return "\n".join(["| lesson | its question | minutes |", "| --- | --- | --- |", *rows])
+
+
+@cache
+def letters_of_the_notation() -> set[str]:
+    rows = re.findall(r"^\| (.+?) \|", (FOLDER / "pages" / "notation.md").read_text(), re.MULTILINE)
+    return {letter for row in rows for letter in re.findall(r"\$(\\?\w+)\$", row)}

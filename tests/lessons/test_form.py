@@ -4,10 +4,9 @@ import ast
 import importlib
 import re
 from collections import Counter
+from functools import cache
 
-import pytest
-
-from tests.lessons.pages import FOLDER, LESSONS, ROOT, Lesson, contents
+from tests.lessons.pages import FOLDER, LESSONS, ROOT, contents, letters_of_the_notation
 
 NUMBERS = [lesson.number for lesson in LESSONS]
 TAGS = {"setup", "hide-input", "hide-output", "exercise"}
@@ -19,12 +18,6 @@ TEX = set(
     \_ \, \%""".split()
 )
 LETTER = re.compile(r"\\?[A-Za-z]+")
-each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.path.stem)
-
-
-def letters_of_the_notation() -> set[str]:
-    rows = re.findall(r"^\| (.+?) \|", (FOLDER / "pages" / "notation.md").read_text(), re.MULTILINE)
-    return {letter for row in rows for letter in re.findall(r"\$(\\?\w+)\$", row)}
 
 
 def formulas(text: str) -> list[str]:
@@ -40,138 +33,102 @@ def letters(formula: str) -> set[str]:
     return found | {word for word in LETTER.findall(formula) if word in {r"\alpha", r"\beta"}}
 
 
-@each_lesson
-def test_front_matter_says_what_a_lesson_needs_and_leads_to(lesson: Lesson):
-    assert lesson.source.startswith("# ---\n# jupyter:\n#   kernelspec: {name: python3, ")
-    about = lesson.about
-    assert set(about) == {"lesson", "minutes", "needs", "leads_to", "lab"}
-    assert about["lesson"] == lesson.number.lstrip("0") or about["lesson"] == "0"
-    assert 10 <= int(about["minutes"]) <= 45
-    for number in [*about["needs"], *about["leads_to"]]:
-        assert number.zfill(2) in NUMBERS or number in NUMBERS, f"there is no lesson {number}"
-    labs = {path.stem for path in (ROOT / "minidist" / "course" / "labs").iterdir()}
-    assert about["lab"] in labs | {"none"}
+def test_front_matter_says_what_a_lesson_needs_and_leads_to():
+    for lesson in LESSONS:
+        assert lesson.source.startswith("# ---\n# jupyter:\n#   kernelspec: {name: python3, ")
+        about = lesson.about
+        assert set(about) == {"lesson", "minutes", "needs", "leads_to", "lab"}
+        assert about["lesson"] == lesson.number.lstrip("0") or about["lesson"] == "0"
+        assert 10 <= int(about["minutes"]) <= 45
+        for number in [*about["needs"], *about["leads_to"]]:
+            assert number.zfill(2) in NUMBERS or number in NUMBERS, f"there is no lesson {number}"
+        labs = {path.stem for path in (ROOT / "minidist" / "course" / "labs").iterdir()}
+        assert about["lab"] in labs | {"none"}
 
 
-@each_lesson
-def test_it_opens_with_a_title_and_one_question(lesson: Lesson):
-    first = lesson.cells[0]
-    assert first.markdown
-    number = lesson.number.lstrip("0") or "0"
-    assert first.text.startswith(f"\n(lesson-{number})=\n# {number}. "[1:]), first.text[:80]
-    assert lesson.prose.count("**Question.**") == 1 and "**Question.**" in first.text
-    assert len(re.findall(r"^# ", lesson.prose, re.MULTILINE)) == 1
+def test_it_opens_with_a_title_and_one_question():
+    for lesson in LESSONS:
+        first = lesson.cells[0]
+        assert first.markdown
+        number = lesson.number.lstrip("0") or "0"
+        assert first.text.startswith(f"\n(lesson-{number})=\n# {number}. "[1:]), first.text[:80]
+        assert lesson.prose.count("**Question.**") == 1 and "**Question.**" in first.text
+        assert len(re.findall(r"^# ", lesson.prose, re.MULTILINE)) == 1
 
 
-@each_lesson
-def test_its_length_is_that_of_a_page(lesson: Lesson):
-    assert len(lesson.source.splitlines()) <= 260
-    words = len(lesson.prose.split())
-    assert words <= 1250, f"{words} words; about 1,000 are wanted"
+def test_it_has_the_words_of_a_page_its_idea_near_the_top_and_the_names_of_others_at_its_end():
+    for lesson in LESSONS:
+        assert len(lesson.prose.split()) <= 1250, f"{lesson.path.name}; about 1,000 are wanted"
+        shown = next(cell for cell in lesson.code if not cell.tags)  # no set-up
+        assert lesson.source[: lesson.source.index(shown.text)].count("\n") <= 90
+        assert not {heading.lower() for heading in lesson.headings} & EMPTY_HEADINGS
+        assert (
+            len(lesson.headings) == len(set(lesson.headings)) and "At work" in lesson.headings[-1]
+        )
+        table = lesson.prose.partition("## At work")[2]
+        assert "| here | PyTorch | Megatron-LM | DeepSpeed | JAX |" in table
 
 
-@each_lesson
-def test_the_idea_is_near_the_top(lesson: Lesson):
-    """The first code that is not set-up stands within the first 90 lines."""
-    shown = next(cell for cell in lesson.code if not cell.tags)
-    assert lesson.source[: lesson.source.index(shown.text)].count("\n") <= 90
+def test_set_up_plots_and_answers_are_folded():
+    for lesson in LESSONS:
+        assert {tag for cell in lesson.cells for tag in cell.tags} <= TAGS
+        setup = lesson.code[0]
+        assert setup.tags == ("setup", "hide-input") and "\nbegin()\n" in setup.text
+        for cell in lesson.code:
+            imports = re.search(r"^(import|from) ", cell.text, re.MULTILINE)
+            assert not imports or cell is setup, f"an import in another cell: {cell.text[:60]}"
+            if "figures.show(" in cell.text:
+                assert cell.tags == ("hide-input",), "a plot is not folded"
+        predicted = lesson.prose.count(":::{admonition} Predict before you run")
+        assert predicted == 3, f"{predicted} boxes in which the reader predicts"
+        assert lesson.prose.count(":::{dropdown} Where does the number come from?") >= 1
+        assert lesson.prose.count(":::") % 2 == 0
 
 
-@each_lesson
-def test_set_up_plots_and_answers_are_folded(lesson: Lesson):
-    assert {tag for cell in lesson.cells for tag in cell.tags} <= TAGS
-    setup = lesson.code[0]
-    assert setup.tags == ("setup", "hide-input") and "\nbegin()\n" in setup.text
-    for cell in lesson.code:
-        imports = re.search(r"^(import|from) ", cell.text, re.MULTILINE)
-        assert not imports or cell is setup, f"an import in another cell: {cell.text[:60]}"
-        if "figures.show(" in cell.text:
-            assert cell.tags == ("hide-input",), "a plot is not folded"
-    predicted = lesson.prose.count(":::{admonition} Predict before you run")
-    assert predicted == 3, f"{predicted} boxes in which the reader predicts"
-    assert lesson.prose.count(":::{dropdown} Where does the number come from?") >= 1
-    assert lesson.prose.count(":::") % 2 == 0
+def test_its_mathematics_reads_in_a_script():
+    for lesson in LESSONS:
+        for formula in formulas(lesson.prose):
+            used = set(re.findall(r"\\(?:[A-Za-z]+|.)", formula))
+            assert used <= TEX, f"not in the TeX that is allowed: {sorted(used - TEX)} in {formula}"
 
 
-@each_lesson
-def test_headings_say_something(lesson: Lesson):
-    for heading in lesson.headings:
-        assert heading.lower() not in EMPTY_HEADINGS
-    assert lesson.headings[-1] == "At work"
-    assert len(lesson.headings) == len(set(lesson.headings))
-
-
-@each_lesson
-def test_its_mathematics_reads_in_a_script(lesson: Lesson):
-    for formula in formulas(lesson.prose):
-        used = set(re.findall(r"\\(?:[A-Za-z]+|.)", formula))
-        assert used <= TEX, f"not in the TeX that is allowed: {sorted(used - TEX)} in {formula}"
-
-
-@each_lesson
-def test_a_letter_has_the_meaning_of_the_notation(lesson: Lesson):
+def test_a_letter_has_the_meaning_of_the_notation():
     known = letters_of_the_notation()
-    for formula in formulas(lesson.prose):
-        assert letters(formula) <= known, f"{sorted(letters(formula) - known)} in ${formula}$"
+    for lesson in LESSONS:
+        for formula in formulas(lesson.prose):
+            assert letters(formula) <= known, f"{lesson.path.name}: ${formula}$"
 
 
-@each_lesson
-def test_its_figure_has_a_name_a_caption_and_a_text_for_who_cannot_see_it(lesson: Lesson):
-    (cell,) = [cell for cell in lesson.code if "figures.show(" in cell.text]
-    last = ast.parse(cell.text).body[-1]
-    assert isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)
-    assert ast.unparse(last.value.func) == "figures.show"
-    assert ast.literal_eval(last.value.args[1]) == lesson.path.stem
-    words = {key.arg: ast.literal_eval(key.value) for key in last.value.keywords}
-    assert set(words) == {"caption", "alt"} and min(map(len, words.values())) > 20
-    assert (ROOT / "figures" / f"{lesson.path.stem}.png").exists()
+def test_its_figure_has_a_name_a_caption_and_a_text_for_who_cannot_see_it():
+    for lesson in LESSONS:
+        (cell,) = [cell for cell in lesson.code if "figures.show(" in cell.text]
+        last = ast.parse(cell.text).body[-1]
+        assert isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)
+        assert ast.unparse(last.value.func) == "figures.show"
+        assert ast.literal_eval(last.value.args[1]) == lesson.path.stem
+        words = {key.arg: ast.literal_eval(key.value) for key in last.value.keywords}
+        assert set(words) == {"caption", "alt"} and min(map(len, words.values())) > 20
+        assert (ROOT / "figures" / f"{lesson.path.stem}.png").exists()
 
 
-@each_lesson
-def test_it_ends_with_three_exercises_one_of_which_asks_why_something_broke(lesson: Lesson):
-    exercises = [heading for heading in lesson.headings if heading.startswith("Exercise")]
-    assert [heading.split(":")[0] for heading in exercises] == [f"Exercise {n}" for n in (1, 2, 3)]
-    assert sum("why did this break?" in heading for heading in exercises) == 1
-    cells = [cell for cell in lesson.code if "exercise" in cell.tags]
-    for number, cell in enumerate(cells, 1):
-        assert f'exercise.judge("{lesson.number}.{number}", ' in cell.text
-        assert "raise NotImplementedError" in cell.text
-    assert len(cells) == 3
+def test_it_ends_with_three_exercises_one_of_which_asks_why_something_broke():
+    for lesson in LESSONS:
+        exercises = [heading for heading in lesson.headings if heading.startswith("Exercise")]
+        assert [heading.split(":")[0] for heading in exercises] == [
+            f"Exercise {n}" for n in (1, 2, 3)
+        ]
+        assert sum("why did this break?" in heading for heading in exercises) == 1
+        cells = [cell for cell in lesson.code if "exercise" in cell.tags]
+        for number, cell in enumerate(cells, 1):
+            assert f'exercise.judge("{lesson.number}.{number}", ' in cell.text
+            assert "raise NotImplementedError" in cell.text
+        assert len(cells) == 3
 
 
-@each_lesson
-def test_at_work_it_has_the_names_that_others_use(lesson: Lesson):
-    table = lesson.prose.partition("## At work")[2]
-    assert "| here | PyTorch | Megatron-LM | DeepSpeed | JAX |" in table
-
-
-@each_lesson
-def test_other_lessons_are_links(lesson: Lesson):
-    words = re.sub(r"\[[^\]]*\]\([^)]*\)", "", lesson.prose, flags=re.DOTALL)
-    assert not re.findall(r"\b[Ll]essons? \d+", words)
-
-
-SHAPE = re.compile(r"\b[A-Za-z]\w*\[([^\[\]]*,[^\[\]]*)\]")
-
-
-def letters_of_shapes(text: str) -> set[str]:
-    return {
-        x for dims in SHAPE.findall(text) for x in re.findall(r"(?<![\w'])[A-Z](?![\w'])", dims)
-    }
-
-
-def test_the_shapes_in_docstrings_and_labs_have_the_letters_of_the_notation():
-    """Or those that a file declares in its first lines; of images, and any axes I and J."""
-    known = letters_of_the_notation() | set("HWKIJ")
-    for path in sorted((ROOT / "minidist").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        declared = re.search(r"Letters: (.*)", ast.get_docstring(tree) or "", re.DOTALL)
-        own = set(re.findall(r"\b[A-Z]\b", declared[1])) if declared else set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                assert letters_of_shapes(ast.get_docstring(node) or "") <= known | own, path.name
-    for path in (ROOT / "minidist" / "course" / "labs").glob("*.toml"):
-        assert letters_of_shapes(path.read_text(encoding="utf-8")) <= known, path.name
+def test_other_lessons_are_links():
+    for lesson in LESSONS:
+        words = re.sub(r"\[[^\]]*\]\([^)]*\)", "", lesson.prose, flags=re.DOTALL)
+        assert not re.findall(r"\b[Ll]essons? \d+", words)
 
 
 def test_the_menu_of_the_site_leads_to_pages_of_the_repository(monkeypatch):
@@ -182,19 +139,7 @@ def test_the_menu_of_the_site_leads_to_pages_of_the_repository(monkeypatch):
     assert len(menu) > 10 and {f"{page}.md" for page in menu} <= pages.keys()
 
 
-def targets() -> list[tuple[str, str]]:
-    """Return (page, link) of all links that stay in the repository."""
-    pages = [*FOLDER.glob("*.md"), *FOLDER.glob("pages/**/*.md")]
-    texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    texts |= {lesson.path: lesson.prose for lesson in LESSONS}
-    return [
-        (str(page.relative_to(FOLDER)), target)
-        for page, text in sorted(texts.items())
-        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text))
-        if not target.startswith("http")
-    ]
-
-
+@cache
 def anchors(page) -> set[str]:
     """Return the anchors of a Markdown page: its labels, and its headings in lower case."""
     text = page.read_text(encoding="utf-8")
@@ -203,41 +148,38 @@ def anchors(page) -> set[str]:
     return labels | {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize(("page", "target"), targets())
-def test_a_link_leads_somewhere(page: str, target: str):
-    path, _, anchor = target.partition("#")
-    file = (FOLDER / page).parent / path if path else FOLDER / page
-    assert file.exists(), f"{page} links to {target}"
-    if anchor:
-        assert anchor in anchors(file), f"{page} links to {target}"
+def test_a_link_leads_somewhere():
+    pages = [*FOLDER.glob("*.md"), *FOLDER.glob("pages/**/*.md")]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    texts |= {lesson.path: lesson.prose for lesson in LESSONS}
+    for page, text in texts.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+            if not target.startswith("http"):
+                path, _, anchor = target.partition("#")
+                file = page.parent / path if path else page
+                assert file.exists(), f"{page} links to {target}"
+                assert not anchor or anchor in anchors(file), f"{page} links to {target}"
 
 
-@each_lesson
-def test_its_papers_are_in_the_bibliography(lesson: Lesson):
+def test_a_paper_of_a_lesson_is_in_the_bibliography():
     known = (FOLDER / "pages" / "bibliography.md").read_text(encoding="utf-8")
-    for link in re.findall(r"\]\((https?://[^)]+)\)", lesson.prose):
-        assert link in known, f"{link} is not in pages/bibliography.md"
+    for lesson in LESSONS:
+        for link in re.findall(r"\]\((https?://[^)]+)\)", lesson.prose):
+            assert link in known, f"{link} is not in pages/bibliography.md"
 
 
-def test_no_two_lessons_have_one_title():
-    titles = Counter(lesson.cells[0].text.split("\n")[1] for lesson in LESSONS)
-    assert max(titles.values()) == 1
-
-
-CHINESE = sorted((FOLDER / "zh").glob("[0-9]*.md"))
-
-
-@pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.stem)
-def test_a_chinese_lesson_has_the_cells_and_the_links_of_the_english_one(path):
-    (lesson,) = [lesson for lesson in LESSONS if lesson.path.stem == path.stem]
-    cells = re.split(r"^\+\+\+\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    english = [cell.text for cell in lesson.cells if cell.markdown]
-    assert len(cells) == len(english)
-    for chinese, text in zip(cells, english, strict=True):
-        assert len(re.findall(r"^## ", chinese, re.M)) == len(re.findall(r"^## ", text, re.M))
-        assert chinese.count(":::") == text.count(":::")
-        links = re.findall(r"\]\(([^)]+)\)", chinese.replace("](../", "]("))  # one folder deeper
-        assert Counter(links) == Counter(re.findall(r"\]\(([^)]+)\)", text))
+def test_a_chinese_lesson_has_the_cells_and_the_links_of_the_english_one():
+    for path in sorted((FOLDER / "zh").glob("[0-9]*.md")):
+        (lesson,) = [lesson for lesson in LESSONS if lesson.path.stem == path.stem]
+        cells = re.split(r"^\+\+\+\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        english = [cell.text for cell in lesson.cells if cell.markdown]
+        assert len(cells) == len(english)
+        for chinese, text in zip(cells, english, strict=True):
+            assert len(re.findall(r"^## ", chinese, re.M)) == len(re.findall(r"^## ", text, re.M))
+            assert chinese.count(":::") == text.count(":::")
+            chinese = chinese.replace("](../", "](")  # it is one folder deeper
+            links = re.findall(r"\]\(([^)]+)\)", chinese)
+            assert Counter(links) == Counter(re.findall(r"\]\(([^)]+)\)", text))
 
 
 def test_the_table_of_contents_has_every_lesson_with_its_question():

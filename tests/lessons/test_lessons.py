@@ -1,7 +1,8 @@
-"""Every lesson runs as it stands, draws its figure, and has the parts that a lesson has."""
+"""Every lesson runs as it stands, draws its figure, and leaves nothing else."""
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from minidist.verify.strategies import STRATEGIES
-from tests.lessons.pages import LESSONS, ROOT
+from tests.lessons.pages import FOLDER, LESSONS, ROOT
 
 SECONDS = 100
-QUICK = ("00",)  # -m slow and the site run all
-
-
-def is_picture(path: Path) -> bool:
-    """Return whether a file is a PNG of a figure, not an empty canvas."""
-    return path.is_file() and path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
 
 
 def changes() -> str | None:
@@ -33,11 +28,7 @@ def changes() -> str | None:
     return answer.stdout if answer.returncode == 0 else None
 
 
-def test_there_are_lessons():
-    assert len(LESSONS) == 29
-
-
-def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float = SECONDS):
+def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT):
     """Run a script with arguments; `path` is looked into first for modules."""
     paths = [str(path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
@@ -46,19 +37,12 @@ def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg"},
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=SECONDS,
     )
 
 
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize(
-    "lesson",
-    [
-        pytest.param(lesson, marks=[] if lesson.number in QUICK else [pytest.mark.slow])
-        for lesson in LESSONS
-    ],
-    ids=lambda lesson: lesson.path.stem,
-)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.path.stem)
 def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
     before = changes()
     run = run_lesson(lesson.path, "--figures", tmp_path)
@@ -68,70 +52,57 @@ def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_
     if find_spec("matplotlib") is None:
         assert "no figure: the figures need matplotlib" in run.stdout
         pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
-    assert is_picture(tmp_path / f"{lesson.path.stem}.png"), "it left no figure of its name"
+    picture = (tmp_path / f"{lesson.path.stem}.png").read_bytes()
+    assert picture[:4] == b"\x89PNG" and len(picture) > 10_000, "an empty canvas"
     assert (tmp_path / f"{lesson.path.stem}.svg").read_text("utf-8").endswith("</svg>\n")
 
 
-def test_help_and_wrong_arguments_are_answered_at_once(tmp_path):
-    lesson = LESSONS[0].path
-    help = run_lesson(lesson, "--help")
-    assert help.returncode == 0 and "--figures DIR" in help.stdout and not help.stderr
-    assert help.stdout.startswith("usage:"), "something was printed before"
+def test_help_and_wrong_arguments_are_answered_before_anything_is_printed(
+    tmp_path, capsys, monkeypatch
+):
     (tmp_path / "file").touch()
-    for arguments, words in [
-        (["--figure", "x"], "unrecognized arguments: --figure x"),
-        (["--figures"], "--figures: expected one argument"),
-        (["--figures", tmp_path / "file"], f"cannot write figures into {tmp_path / 'file'}"),
-        (["--figures", tmp_path / "file" / "folder"], "cannot write figures into"),
-        (["--exercise", "4"], "no exercise 4; choose one of 1, 2, 3"),
-        (["--hint", "4"], "no exercise 00.4; lesson 00 has 1, 2, 3"),
-        (["--hint", "1.4"], "exercise 00.1 has hints 1 to 3, not 4"),
-        (["--hint", "1.x"], "--hint takes N or N.2, not 1.x"),
+    for arguments, status, words in [
+        (["--help"], 0, "--figures DIR"),
+        (["--figure", "x"], 2, "unrecognized arguments: --figure x"),
+        (["--figures"], 2, "--figures: expected one argument"),
+        (["--figures", str(tmp_path / "file" / "folder")], 2, "cannot write figures into"),
+        (["--exercise", "4"], 2, "no exercise 4; choose one of 1, 2, 3"),
+        (["--hint", "4"], 2, "no exercise 00.4; lesson 00 has 1, 2, 3"),
+        (["--hint", "1.4"], 2, "exercise 00.1 has hints 1 to 3, not 4"),
+        (["--hint", "1.x"], 2, "--hint takes N or N.2, not 1.x"),
     ]:
-        run = run_lesson(lesson, *arguments)
-        assert (run.returncode, run.stdout) == (2, "")
-        assert len(run.stderr.splitlines()) == 1 and words in run.stderr
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setattr(sys, "argv", ["lesson", *arguments])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(LESSONS[0].path), run_name="__main__")
+        printed = capsys.readouterr()
+        assert end.value.code == status and words in printed.out + printed.err
+        if status:
+            assert printed.out == "" and len(printed.err.splitlines()) == 1
 
 
-@pytest.fixture
-def figure_script(tmp_path):
-    """A script that saves a figure, and a folder whose matplotlib cannot be imported."""
+def test_without_matplotlib_one_line_stands_for_the_figure_and_in_a_notebook_no_argument_counts(
+    tmp_path,
+):
     script = tmp_path / "script.py"
     script.write_text(
-        f"import sys; sys.path.insert(1, {str(ROOT / 'lessons')!r})\n"
+        "import builtins; builtins.get_ipython = 1\n"
+        f"import sys; sys.path.insert(1, {str(FOLDER)!r})\n"
         "from support import begin, figures\n"
         "begin()\n"
         "print(figures.show(lambda plt: plt.figure(), 'empty', caption='', alt=''))\n"
     )
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
-    return script
-
-
-def test_without_matplotlib_one_line_stands_for_the_figure_and_the_lesson_goes_on(figure_script):
-    run = run_lesson(figure_script, "--figures", figure_script.parent, path=figure_script.parent)
+    run = run_lesson(script, "-f", "kernel.json", "--help", path=tmp_path)
     assert run.returncode == 0, run.stderr
     line, returned = run.stdout.splitlines()
     assert line.startswith("no figure: the figures need matplotlib: pip install")
     assert returned == "None"
 
 
-def test_in_a_notebook_the_arguments_are_the_kernels_own(figure_script, tmp_path):
-    figure_script.write_text(
-        "import builtins; builtins.get_ipython = 1\n" + figure_script.read_text()
-    )
-    run = run_lesson(figure_script, "-f", "kernel.json", "--help", path=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert "no figure" in run.stdout
-
-
-def test_a_missing_folder_is_made(figure_script, tmp_path):
-    run = run_lesson(figure_script, "--figures", tmp_path / "new" / "folder", path=tmp_path)
-    assert run.returncode == 0 and (tmp_path / "new" / "folder").is_dir()
-
-
 def test_the_lesson_of_a_strategy_names_it():
     for name, record in STRATEGIES.items():
-        text = (ROOT / "lessons" / f"{record.lesson}.py").read_text(encoding="utf-8")
+        text = (FOLDER / f"{record.lesson}.py").read_text(encoding="utf-8")
         assert re.search(rf"\b{name}\b", text), f"{record.lesson} does not name {name}"
 
 
