@@ -1,24 +1,26 @@
-"""The house has one direction of imports; this walks through it and looks."""
+"""The house has one direction of imports, one name for one thing, and a path to read first."""
 
 import ast
 import functools
 import importlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 import minidist
 import minidist.context_parallel
 import minidist.pipeline_parallel
 import minidist.planning
+from tests.lessons.pages import letters_of_the_notation
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+OBSERVERS = {"verify", "observe", "course", "cli"}
 
 BASE = {"backend", "rng", "errors", "events", "on_first_use", "pieces"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -43,23 +45,21 @@ MAY_IMPORT = {
 }  # whatever is not named may import everything; only those may be imported by nothing below
 
 
-def room(path):
-    """Return the part of the package that a file belongs to: its folder, or its own name."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+def name_of(path):
+    return path.relative_to(PACKAGE).as_posix()
 
 
 @functools.cache
 def imports(path):
     """Return the full names of the modules, and names in them, that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    result = set()
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively; write the full name"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            result.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return result
 
 
 def rooms_imported(path):
@@ -68,74 +68,49 @@ def rooms_imported(path):
     return {"nn" if room in ("optim", "datasets") else room for room in rooms}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_every_file_imports_only_what_lies_below_it(path):
-    own = room(path)
-    if own in MAY_IMPORT:
-        assert rooms_imported(path) - {own} <= MAY_IMPORT[own]
+def test_every_file_imports_only_what_lies_below_it_and_the_library_none_of_its_observers():
+    for path in FILES:
+        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        if room in MAY_IMPORT:
+            assert rooms_imported(path) - {room} <= MAY_IMPORT[room], name_of(path)
+        if room not in OBSERVERS | {"__main__"}:
+            assert not rooms_imported(path) & OBSERVERS, name_of(path)
 
 
-def modules_imported(path):
-    """Return the files of the package that a file imports when it is imported itself."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    found = set()
-    for node in body:
-        if isinstance(node, ast.ImportFrom):
-            for name in (f"{node.module}.{alias.name}" for alias in node.names):
-                place = ROOT.joinpath(*name.split("."))
-                candidates = (place.with_suffix(".py"), place / "__init__.py")
-                parent = (place.parent.with_suffix(".py"), place.parent / "__init__.py")
-                found.update([f for f in (*candidates, *parent) if f.is_file()][:1])
-    return found
+def test_no_files_name_each_other_even_where_only_a_checker_looks():
+    needs = {path: files_named(path) - {path} for path in FILES if path.name != "__init__.py"}
+    while True:  # take away what needs nothing that is left, and what nothing that is left needs
+        needed = set().union(*needs.values())
+        rest = {
+            path: named for path, named in needs.items() if named & set(needs) and path in needed
+        }
+        if rest == needs:
+            break
+        needs = {path: named & set(rest) for path, named in rest.items()}
+    assert not needs, sorted(map(name_of, needs))
 
 
-PUBLIC = ["flexflow", "pipedream", "tofu"]
-NAMED_LIKE_ITS_FILE = [f"planning.{name}" for name in PUBLIC]  # functions
+def files_named(path):
+    """Return the files of the package that a file imports anywhere, also for annotations alone."""
+    result = set()
+    for name in imports(path):
+        place = ROOT.joinpath(*name.split("."))
+        candidates = [place.with_suffix(".py"), place.parent.with_suffix(".py")]
+        result.update([file for file in candidates if file.is_file()][:1])
+    return result
+
+
+FUNCTIONS = ["flexflow", "pipedream", "tofu"]  # of planning, each named like its file
 
 
 def test_no_name_of_a_package_hides_one_of_its_modules():
     """`import minidist.pipeline_parallel.programs as P` would bind the function of that name."""
     for path in FILES:
         package = ".".join(path.parent.relative_to(ROOT).parts)
-        name = f"{package}.{path.stem}"
-        known = name.removeprefix("minidist.") in NAMED_LIKE_ITS_FILE
+        known = package == "minidist.planning" and path.stem in FUNCTIONS
         if path.stem != "__init__" and "inside" not in path.parts and not known:
-            found = getattr(importlib.import_module(package), path.stem, None)
-            assert found is None or isinstance(found, ModuleType), name
-
-
-@pytest.mark.parametrize("name", NAMED_LIKE_ITS_FILE)
-def test_a_public_function_is_not_hidden_by_its_module(name):
-    """The first import of a module sets its name in the package: whatever was imported before."""
-    package, _, function = f"minidist.{name}".rpartition(".")
-    code = f"import {package}.{function}; from {package} import {function}; {function}.__code__"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
-def test_no_files_import_each_other():
-    waiting = {path: modules_imported(path) & set(FILES) for path in FILES}
-    while ready := [path for path, needs in waiting.items() if not needs & set(waiting)]:
-        for path in ready:
-            del waiting[path]
-    assert not waiting, sorted(str(path.relative_to(ROOT)) for path in waiting)
-
-
-def test_the_three_claims_are_not_vacuous():
-    assert {room(path) for path in FILES} >= {"autograd", "nn", "comm", "data_parallel"}
-    assert not any("comm" in allowed for allowed in (MAY_IMPORT["autograd"], MAY_IMPORT["nn"]))
-    assert "autograd" not in MAY_IMPORT["comm"]
-    assert all(not AXES & MAY_IMPORT[axis] for axis in AXES)
-    naive = PACKAGE / "data_parallel" / "naive.py"
-    assert rooms_imported(naive) == {"comm", "nn", "parallel"}
-
-
-def test_only_the_backend_and_nccl_import_cupy():
-    importers = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in FILES
-        if any(name.split(".")[0] in ("cupy", "cupyx") for name in imports(path))
-    }
-    assert importers <= {"backend.py", "comm/nccl.py"} and "backend.py" in importers
+            named = getattr(importlib.import_module(package), path.stem, None)
+            assert named is None or isinstance(named, ModuleType), f"{package}.{path.stem}"
 
 
 OF_ARRAYS = ["autograd", "nn", *sorted(AXES), "comm/group.py", "comm/collectives.py"]
@@ -177,7 +152,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
 
 def called_on_numpy(path):
     """Return which functions of NumPy a file calls by name: `np.exp(x)`, `np.add.reduceat(x)`."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(TREES[path])
     calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
     names = [re.fullmatch(r"np\.(\w+)[.\w]*", call) for call in calls]
     return {name[1] for name in names if name} - NO_ARRAYS
@@ -200,72 +175,70 @@ def test_arrays_that_may_be_on_a_gpu_meet_the_functions_of_their_own_module():
 
 
 OPTIONAL = {"torch", "jax", "matplotlib", "mpi4py", "numpitron", "hypothesis", "pytest", "scipy"}
+IMPORTERS = """backend.py comm/nccl.py comm/mpi/ course/grading.py course/inside.py course/labs/
+    observe/bench/jax_peers.py observe/bench/mpi.py observe/bench/torch_peers.py observe/style.py
+    observe/timeline/figure.py verify/interop/""".split()
 
 
-def test_only_development_time_files_import_what_is_not_a_core_dependency():
-    importers = {
-        path.relative_to(PACKAGE).as_posix(): {name.split(".")[0] for name in imports(path)}
-        & OPTIONAL
-        for path in FILES
-    }
-    assert {p for p, found in importers.items() if found} <= {
-        "course/grading.py",
-        "course/inside.py",
-        *(path for path in importers if path.startswith("course/labs/")),  # tests, of pytest
-        "observe/bench/jax_peers.py",
-        "observe/bench/mpi.py",
-        "observe/bench/torch_peers.py",
-        "observe/style.py",
-        "observe/timeline/figure.py",
-        *(path for path in importers if path.startswith(("comm/mpi/", "verify/interop/"))),
-    }
+def test_only_the_backend_nccl_and_development_import_what_is_not_a_core_dependency():
+    for path in FILES:
+        modules = {name.split(".")[0] for name in imports(path)}
+        if modules & OPTIONAL | modules & {"cupy", "cupyx"}:
+            assert name_of(path).startswith(tuple(IMPORTERS)), name_of(path)
+            assert name_of(path) in ("backend.py", "comm/nccl.py") or not modules & {"cupy"}
 
 
-def test_importing_the_package_loads_no_optional_module_and_prints_nothing():
-    code = (
-        "import sys, minidist, minidist.nn, minidist.cli;"
-        "print(sorted({'cupy', 'torch', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
-    )
+def printed_by(code):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from minidist import pipeline_parallel",
-        "from minidist.pipeline_parallel import SCHEDULES, actions, add_communication, programs",
-        "from minidist.pipeline_parallel import grid, validate",
-        "from minidist.planning import simulate",
-        "from minidist.observe.timeline import text",
-        "from minidist.pipeline_parallel import programs, validate; "
-        "from minidist.planning import simulate; from minidist.observe.timeline import text; "
-        "made = programs('zb_v', 2, 4); validate(made, 2, 4); text(simulate(made).timeline)",
-    ],
-)
-def test_schedules_simulations_and_their_text_need_only_the_standard_library(code):
+def test_importing_the_package_loads_no_optional_module_and_its_modules_are_attributes():
+    code = (
+        "import sys, minidist, minidist.nn, minidist.cli, minidist.pipeline_parallel as p;"
+        "print(*{'cupy', 'torch', 'matplotlib', 'mpi4py'} & set(sys.modules));"
+        "print(minidist.comm.Group.__name__, minidist.backend.__name__, p.actions.__name__)"
+    )
+    assert printed_by(code) == ["Group", "minidist.backend", "minidist.pipeline_parallel.actions"]
+
+
+def test_a_public_function_is_not_hidden_by_its_module():
+    """The first import of a module sets its name in the package: whatever was imported before."""
+    names = [f"import minidist.planning.{name}" for name in FUNCTIONS]
+    code = "; ".join([*names, f"from minidist.planning import {', '.join(FUNCTIONS)}"])
+    assert printed_by(f"{code}; [each.__code__ for each in ({', '.join(FUNCTIONS)})]") == []
+
+
+def test_schedules_simulations_and_their_text_need_only_the_standard_library():
     """They are to run in a browser."""
-    after = f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", after], capture_output=True, text=True)
-    loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert done.returncode == 0, done.stderr
+    code = (
+        "import sys; before = set(sys.modules);"
+        "from minidist.pipeline_parallel import SCHEDULES, add_communication, programs, validate;"
+        "from minidist.planning import simulate; from minidist.observe.timeline import text;"
+        "made = programs('zb_v', 2, 4); validate(made, 2, 4); text(simulate(made).timeline);"
+        "print(*set(sys.modules) - before)"
+    )
+    loaded = {name.split(".")[0] for name in printed_by(code)}
     assert "minidist" in loaded and loaded - {"minidist"} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize(
-    "package", [minidist, minidist.context_parallel, minidist.pipeline_parallel, minidist.planning]
-)
-def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
-    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
-    (shown,) = (node.body for node in tree.body if isinstance(node, ast.If))  # if TYPE_CHECKING
-    modules = {alias.name: node.module for node in shown for alias in node.names}
-    assert set(modules) == set(package.__all__) <= set(dir(package))
-    for name, module in modules.items():
-        assert getattr(package, name) is getattr(importlib.import_module(module), name)
-    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .* 'magic'"):
-        _ = package.magic
+def test_a_package_that_imports_its_names_on_first_use_has_all_of_them():
+    for package in (
+        minidist,
+        minidist.context_parallel,
+        minidist.pipeline_parallel,
+        minidist.planning,
+    ):
+        body = TREES[Path(package.__file__)].body
+        (shown,) = (node.body for node in body if isinstance(node, ast.If))  # if TYPE_CHECKING
+        modules = {alias.name: node.module for node in shown for alias in node.names}
+        assert set(modules) == set(package.__all__) <= set(dir(package))
+        for name, module in modules.items():
+            assert getattr(package, name) is getattr(importlib.import_module(module), name)
+        assert not hasattr(package, "magic")
 
 
 def test_no_class_keeps_a_partial_function_as_an_attribute():
@@ -284,38 +257,73 @@ def test_no_class_keeps_a_partial_function_as_an_attribute():
                 assert not isinstance(value, functools.partial), f"{name}.{owner.__name__}.{key}"
 
 
-def test_every_package_says_what_it_is():
-    for path in FILES:
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+SHAPE = re.compile(r"\b[A-Za-z]\w*\[([^\[\]]*,[^\[\]]*)\]")
 
 
-def test_modules_are_attributes_of_their_package_before_anything_is_used():
-    code = (
-        "import minidist, minidist.pipeline_parallel as p;"
-        "print(minidist.comm.Group.__name__, minidist.backend.__name__, p.actions.__name__,"
-        " hasattr(minidist, 'nothing'), hasattr(p, '_nothing'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = "Group minidist.backend minidist.pipeline_parallel.actions False False"
-    assert done.stdout.strip() == names
+def letters_of_shapes(text: str) -> set[str]:
+    return {
+        x for dims in SHAPE.findall(text) for x in re.findall(r"(?<![\w'])[A-Z](?![\w'])", dims)
+    }
 
 
-def test_public_names_are_there():
-    from minidist import errors, nn
-    from minidist.verify import equivalence
+def test_the_shapes_in_docstrings_and_labs_have_the_letters_of_the_notation():
+    """Or those that a file declares in its first lines; of images, and any axes I and J."""
+    known = letters_of_the_notation() | set("HWKIJ")
+    for path, tree in TREES.items():
+        declared = re.search(r"Letters: (.*)", ast.get_docstring(tree) or "", re.DOTALL)
+        own = set(re.findall(r"\b[A-Z]\b", declared[1])) if declared else set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                assert letters_of_shapes(ast.get_docstring(node) or "") <= known | own, path.name
+    for path in (PACKAGE / "course" / "labs").glob("*.toml"):
+        assert letters_of_shapes(path.read_text(encoding="utf-8")) <= known, path.name
 
-    for name in ("Tensor", "no_grad", "Group", "Mesh", "Cluster", "run"):
-        assert hasattr(minidist, name)
-    for name in (
-        "CommError",
-        "CollectiveMismatch",
-        "Deadlock",
-        "RankDied",
-        "RankFailed",
-        "CommTimeout",
-    ):
-        assert issubclass(getattr(errors, name), errors.CommError)
-    for name in ("MLP", "Transformer", "Linear", "cross_entropy", "squared_error"):
-        assert hasattr(nn, name)
-    for name in ("strategies", "gradients", "certificate"):
-        assert callable(getattr(equivalence, name))
+
+def test_a_first_class_name_is_one_thing():
+    names = "Plan Stage Split Cut Cost Pipeline OverlappedSums Watch measure".split()
+    homes = [
+        (node.name, name_of(path))
+        for path, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names
+    ]
+    assert len({name for name, _ in homes}) == len(homes), sorted(homes)
+
+
+READ_FIRST = re.findall(
+    r"\[`[\w/]+\.py`\]\((minidist/[\w/]+\.py)\)",
+    (ROOT / "README.md").read_text(encoding="utf-8").split("## Read first")[1].split("\n\n[")[0],
+)
+
+
+def test_what_to_read_first_leads_from_a_tensor_to_a_mesh_and_each_file_names_its_source():
+    wanted = """autograd/tensor autograd/operators nn/linear data_parallel/naive comm/collectives
+    parallel/collective_functions tensor_parallel/column_parallel tensor_parallel/row_parallel
+    pipeline_parallel/gpipe pipeline_parallel/one_f_one_b pipeline_parallel/stage
+    pipeline_parallel/executor data_parallel/zero hybrid training/loop"""
+    assert {f"minidist/{name}.py" for name in wanted.split()} <= set(READ_FIRST)
+    text = ast.get_docstring(TREES[PACKAGE / "__init__.py"])
+    path = text.split("Read first")[1].split("Then, by subject")[0]
+    names = re.findall(r"^    ([\w/]+\.py)", path, re.M)
+    assert [f"minidist/{name}" for name in names] == READ_FIRST
+    for name in READ_FIRST:
+        assert re.search(r"\b(19|20)\d\d\b", ast.get_docstring(TREES[ROOT / name])), name
+
+
+def test_every_file_says_what_it_is():
+    assert all(map(ast.get_docstring, TREES.values()))
+
+
+def test_a_trip_opens_no_more_than():
+    """A reader who follows one value has little to open; what is counted is in trips.py.
+
+    Whether a rank waits for another one differs from run to run, and waiting has lines of its own;
+    so the trips over ranks have room for it.
+    """
+    command = [sys.executable, "-m", "tests.trips", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    trips = json.loads(done.stdout)
+    most = {"gradient": (350, 12), "pipeline": (2080, 41), "train": (5420, 84)}
+    for trip, (lines, files) in (most | {"certificate": (3350, 47)}).items():
+        assert sum(trips[trip].values()) <= lines and len(trips[trip]) <= files, (trip, trips[trip])

@@ -1,6 +1,7 @@
 """What a reader opens to follow one value: the functions that a trip calls, counted by trace.
 
     python -m tests.trips train          a table: lines of the functions that ran, of each file
+    python -m tests.trips --json         {trip: {file: lines}} of all trips
 
 Lines are those of functions that were called, whole, with their docstrings; imports are left out.
 """
@@ -95,6 +96,7 @@ class Traced:
 
 def lines_of(trip):
     """Return {file: lines of its functions that a trip calls}, without files in which none is."""
+    RAN.clear()
     TRIPS[trip]()
     counted = {}
     for file, called in RAN.items():
@@ -109,11 +111,11 @@ def lines_of(trip):
     return counted
 
 
-def main(trip, *options):
-    counted = lines_of(trip)
-    if options == ("--json",):
-        print(json.dumps(counted))
+def main(trip):
+    if trip == "--json":
+        print(json.dumps({name: lines_of(name) for name in TRIPS}))
         return
+    counted = lines_of(trip)
     for file, lines in sorted(counted.items(), key=lambda row: -row[1]):
         print(f"{lines:6,}  {file}")
     print(f"{sum(counted.values()):6,} lines in {len(counted)} files")
