@@ -1,44 +1,22 @@
 """Memory that all ranks see, and the all_reduce in it."""
 
-import gc
 import multiprocessing
 import os
 import resource
 import tempfile
-import threading
+import time
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.local.shared_memory import SharedMemory, create_file
+from minidist.comm.fabric import Mailbox
+from minidist.comm.local.shared_memory import NOWHERE, SharedMemory, create_file, size_class
+from tests.strategies import arrays
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-
-
-@both
-def test_threads_of_a_rank_reduce_in_groups_of_their_own(cluster, transport):
-    """Each call has a stage of its own."""
-
-    def worker(group):
-        groups = [group.split(0) for _ in range(3)]
-
-        def work(k):
-            for step in range(10):
-                x = np.full(50_000, group.rank + k + 100 * step)
-                wrong[k] += not (groups[k].all_reduce(x) == 2 * (k + 100 * step) + 1).all()
-
-        wrong = [0] * 3
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return wrong
-
-    assert cluster(2, transport).run(worker) == [[0] * 3] * 2
 
 
 @both
@@ -62,7 +40,6 @@ def test_empty_is_aligned_and_its_places_are_used_again(cluster, transport):
         apart = not any(np.may_share_memory(a, b) for a in arrays for b in arrays if a is not b)
         top = group.fabric.memory.top
         del arrays
-        gc.collect()
         again = [group.empty(shape) for shape in [(), 0, 3, (5, 7), 1000]]
         return aligned, apart, group.fabric.memory.top == top, again[3].shape
 
@@ -73,7 +50,6 @@ def test_a_view_keeps_its_place_and_more_than_a_region_is_a_memory_error(cluster
     def worker(group):
         view = group.empty((4, 4))[1:, 1:]
         view[:] = 7
-        gc.collect()
         others = [group.empty((4, 4)) for _ in range(3)]
         for other in others:
             other[:] = 0
@@ -98,7 +74,6 @@ def test_freed_memory_goes_back_to_the_system_when_there_is_much_of_it():
             piece[:] = 1
         full = resident()
         del pieces, piece
-        gc.collect()
         return full - before, resident() - before
 
     full, freed = run(worker, 1)[0]
@@ -147,5 +122,110 @@ def test_regions_fit_the_limits_of_the_process(monkeypatch):
 def test_where_there_is_no_fork_server_ranks_are_spawned(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     with Cluster(2) as ranks:
-        assert type(ranks._ranks.processes[0]).__name__ == "SpawnProcess"
-        assert ranks.run(work) == [(1.0, [0, 1])] * 2
+        kinds = ranks.run(lambda group: type(multiprocessing.current_process()).__name__)
+        assert kinds == ["SpawnProcess"] * 2 and ranks.run(work) == [(1.0, [0, 1])] * 2
+
+
+@both
+def test_groups_that_are_made_and_dropped_do_not_disturb_a_slow_rank(cluster, transport):
+    """A rank that has left a barrier must not take away what another still looks at."""
+
+    def worker(group):
+        def late(self, ready, sleep=Mailbox.sleep_until):
+            sleep(self, ready)
+            time.sleep(0.002)
+
+        if group.rank == 1:
+            Mailbox.sleep_until = late
+        try:
+            for step in range(40):
+                sub = group.split(0)
+                sub.barrier()
+                assert float(sub.all_reduce(np.array(step, "f8"))) == step * group.size
+                del sub
+        finally:
+            Mailbox.sleep_until = late.__defaults__[0]
+        return "well"
+
+    size = 2 if transport == "process" else 3
+    assert cluster(size, transport).run(worker, timeout=60) == ["well"] * size
+
+
+@both
+def test_results_are_ordinary_arrays_and_keep_no_place_in_shared_memory(cluster, transport):
+    def worker(group):
+        x, shared = arrays(4, seed=group.rank), group.empty(4, "float64")
+        shared[:] = x
+        results = [
+            group.all_reduce(x),
+            group.all_reduce(shared),
+            group.all_reduce(x, algorithm="ring"),
+            group.all_gather(x),
+            group.broadcast(shared),
+            group.scatter([shared[:2], shared[2:]]),
+            group.reduce_scatter(shared),
+            *group.all_to_all([shared[:2], shared[2:]]),
+        ]
+        return [group.fabric.memory.offset_of(result) for result in results]
+
+    assert cluster(2, transport).run(worker) == [[NOWHERE] * 9] * 2
+
+
+@both
+def test_an_array_in_shared_memory_is_reduced_where_it_lies(cluster, transport):
+    def worker(group):
+        x, memory = group.empty(1000, "float64"), group.fabric.memory
+        x[:] = 1
+        group.all_reduce(x, out=x)
+        places = memory.top, memory.kept
+        group.all_reduce(x, out=x)
+        return places == (memory.top, memory.kept) and x[0] == 4
+
+    assert cluster(2, transport).run(worker) == [True] * 2
+
+
+def test_arrays_of_ever_other_sizes_use_places_again(cluster):
+    def worker(group):
+        memory = group.fabric.memory
+        begin = memory.top
+        for i in range(2000):
+            memory.empty(1_000_000 + 8 * i, "uint8")
+        return memory.top - begin
+
+    assert cluster(1).run(worker)[0] < 5_000_000
+    for nbytes in [0, 1, 64, 65, 1000, 4097, 10**6, 10**9]:
+        assert nbytes <= size_class(nbytes) <= max(64, 1.125 * nbytes + 64)
+        assert size_class(nbytes) % 64 == 0
+
+
+@linux
+def test_pages_that_are_given_back_take_no_neighbour_with_them(cluster):
+    def worker(group):
+        from minidist.comm.local import shared_memory
+
+        keep, shared_memory.KEEP = shared_memory.KEEP, 0
+        try:
+            for nbytes in (5000, 4096, 12_345, 1 << 20):
+                before, place, after = (group.empty(nbytes, "uint8") for _ in range(3))
+                before[:], place[:], after[:] = 1, 2, 3
+                del place
+                assert (before == 1).all() and (after == 3).all(), nbytes
+        finally:
+            shared_memory.KEEP = keep
+        return "well"
+
+    assert cluster(1).run(worker) == ["well"]
+
+
+def test_one_large_array_does_not_slow_all_later_ones(cluster):
+    """Freed pages that were given back no longer count as kept."""
+
+    def worker(group):
+        memory = group.fabric.memory
+        group.empty(300 << 20, "uint8")[::4096] = 1
+        kept = memory.kept
+        group.empty(1 << 20, "uint8")
+        return kept, memory.kept - kept, len(memory.bare)
+
+    kept, more, bare = run(worker, 1)[0]
+    assert kept < 1 << 20 and more == 1 << 20 and bare == 1
