@@ -83,9 +83,10 @@ def busy(group):
         group.all_reduce(x[:10], algorithm="ring")
 
 
-def kill_at_random_moments(count, seed):
-    """Kill a random rank at a random moment, again and again, in one Cluster."""
-    moments = random.Random(seed)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_leave_nothing_and_the_cluster_works_right_after(count):
+    moments = random.Random(count)
     with Cluster(3) as ranks:
         for _ in range(count):
             pids = ranks.run(lambda group: os.getpid())
@@ -100,15 +101,3 @@ def kill_at_random_moments(count, seed):
             assert ranks.run(lambda g: float(g.all_reduce(np.ones(1))[0])) == [3.0] * 3
             for pid in pids:
                 assert not os.path.exists(f"/proc/{pid}")
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-def test_kills_at_random_moments_leave_nothing_and_the_cluster_works_right_after():
-    kill_at_random_moments(20, seed=0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-def test_two_hundred_kills():
-    kill_at_random_moments(200, seed=1)

@@ -34,16 +34,18 @@ ALONE = [
 
 @pytest.fixture
 def environment(monkeypatch):
+    """Hide the launcher of these tests, if there is one."""
     for _, *names in launchers.LAUNCHERS:
         for name in filter(None, names):
             monkeypatch.delenv(name, raising=False)
-    return lambda known: [monkeypatch.setenv(*item) for item in known.items()]
 
 
-@pytest.mark.parametrize("known, wanted", [*COPIES, *[(known, ("", 0, 1)) for known in ALONE]])
-def test_a_launcher_is_known_by_its_variables(environment, known, wanted):
-    environment(known)
-    assert launched() == wanted
+def test_a_launcher_is_known_by_its_variables(monkeypatch, environment):
+    for known, wanted in [*COPIES, *[(known, ("", 0, 1)) for known in ALONE]]:
+        with monkeypatch.context() as patch:
+            for item in known.items():
+                patch.setenv(*item)
+            assert launched() == wanted, known
 
 
 PROGRAM = """
@@ -54,50 +56,35 @@ for _ in range(2):
     minidist.run(worker, 1, transport=sys.argv[1] if sys.argv[1:] else None)
 """
 OF_TORCHRUN = (
-    "torchrun, or what sets RANK and WORLD_SIZE as it does, has started 4 processes, and each "
+    "minidist: torchrun, or what sets RANK and WORLD_SIZE as it does, has started 4 processes, and "
+    "each does all of this: start one process, "
 )
-OF_TORCHRUN += "does all of this: start one process, "
-OF_SRUN = "srun has started 4 processes, and each does all of this: {}mpi{} makes them ranks of "
+OF_SRUN = "minidist: srun has started 4 processes, and each does all of this: {}mpi{} makes them "
 
 
 def ends(command, known):
-    return subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | known,
-    )
+    command, env = [sys.executable, *command], os.environ | known
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
 
 
-@pytest.mark.parametrize(
-    "by, first", [(OF_TORCHRUN, COPIES[0][0] | {"RANK": "0"}), (OF_SRUN, STEP)]
-)
-def test_a_run_of_several_copies_says_so_once_unless_its_transport_was_chosen(
-    environment, by, first
-):
-    done = ends(["-c", PROGRAM], first)
+def test_a_run_of_several_copies_says_so_once_unless_its_transport_was_chosen(environment):
+    done = ends(["-c", PROGRAM], STEP)
     assert done.returncode == 0
-    assert done.stderr.startswith("minidist: " + by.format("transport='", "'"))
+    assert done.stderr.startswith(OF_SRUN.format("transport='", "'"))
     assert done.stderr.endswith("; transport='process' says that this is meant\n")
     assert done.stderr.count("\n") == 1
-    assert not ends(["-c", PROGRAM, "thread"], first).stderr
+    assert not ends(["-c", PROGRAM, "thread"], STEP).stderr
 
 
-TRAIN = ["-m", "minidist", "train", "--ranks", "1", "--steps", "1"]
-
-
-@pytest.mark.parametrize(
-    "by, first", [(OF_TORCHRUN, COPIES[0][0] | {"RANK": "0"}), (OF_SRUN, STEP)]
-)
-def test_a_command_of_several_copies_is_refused_unless_its_transport_was_chosen(
-    environment, by, first
-):
-    for number in "01":  # whichever ends first may end the others
-        numbers = {name: number if value == "0" else value for name, value in first.items()}
-        done = ends(TRAIN, numbers)
+def test_a_command_of_several_copies_is_refused_unless_its_transport_was_chosen(environment):
+    train = ["-m", "minidist", "train", "--ranks", "1", "--steps", "1"]
+    for words, known in (  # whichever ends first may end the others
+        (OF_TORCHRUN, {"RANK": "1", "WORLD_SIZE": "4"}),
+        (OF_SRUN.format("--transport ", ""), STEP),
+    ):
+        done = ends(train, known)
         assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
-        assert done.stderr.startswith("minidist: " + by.format("--transport ", ""))
-    done = ends([*TRAIN, "--transport", "process"], first)
+        assert done.stderr.startswith(words)
+    done = ends([*train, "--transport", "process"], STEP)
     assert done.returncode == 0 and "certificate: ok" in done.stdout
-    assert "torchrun" not in done.stderr and "srun" not in done.stderr
+    assert "srun" not in done.stderr
