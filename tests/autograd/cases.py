@@ -45,19 +45,13 @@ def two_broadcasting(draw, normal):
     return [normal(*draw(broadcastable(shape))) for _ in range(2)]
 
 
-@case(operators.Add)
-def _(draw, normal):
-    return lambda a, b: a + b, two_broadcasting(draw, normal)
-
-
-@case(operators.Subtract)
-def _(draw, normal):
-    return lambda a, b: a - b, two_broadcasting(draw, normal)
-
-
-@case(operators.Multiply)
-def _(draw, normal):
-    return lambda a, b: a * b, two_broadcasting(draw, normal)
+for _function, _call in {
+    operators.Add: lambda a, b: a + b,
+    operators.Subtract: lambda a, b: a - b,
+    operators.Multiply: lambda a, b: a * b,
+    Recompute: lambda a, b: recompute(lambda a, b: a * b + a, a, b),
+}.items():
+    case(_function)(lambda draw, normal, call=_call: (call, two_broadcasting(draw, normal)))
 
 
 @case(operators.Divide)
@@ -87,36 +81,17 @@ def draw_axis(draw, x):
     return draw(st.one_of(st.none(), one, two))
 
 
-@case(operators.Sum)
-def _(draw, normal):
+def drawn_reduction(draw, normal, name):
     x = normal(*draw(shapes(min_axes=1)))
+    if name == "max":
+        x = np.argsort(np.argsort(x, axis=None)).reshape(x.shape) / 4  # no two elements are close
     axis, keepdims = draw_axis(draw, x), draw(st.booleans())
-    return lambda x: x.sum(axis, keepdims), [x]
+    return lambda x: getattr(x, name)(axis, keepdims), [x]
 
 
-@case(operators.Mean)
-def _(draw, normal):
-    x = normal(*draw(shapes(min_axes=1)))
-    axis, keepdims = draw_axis(draw, x), draw(st.booleans())
-    return lambda x: x.mean(axis, keepdims), [x]
-
-
-@case(operators.Max)
-def _(draw, normal):
-    x = normal(*draw(shapes(min_axes=1)))
-    x = np.argsort(np.argsort(x, axis=None)).reshape(x.shape) / 4  # no two elements are close
-    axis, keepdims = draw_axis(draw, x), draw(st.booleans())
-    return lambda x: x.max(axis, keepdims), [x]
-
-
-@case(operators.Exp)
-def _(draw, normal):
-    return lambda x: x.exp(), [normal(*draw(shapes()))]
-
-
-@case(operators.Log)
-def _(draw, normal):
-    return lambda x: x.log(), [positive(normal(*draw(shapes())))]
+for _function in operators.Sum, operators.Mean, operators.Max:
+    _name = _function.__name__.lower()
+    case(_function)(lambda draw, normal, name=_name: drawn_reduction(draw, normal, name))
 
 
 @case(operators.Reshape)
@@ -195,21 +170,6 @@ def _(draw, normal):
     return with_scales, inputs
 
 
-@case(functions.Relu)
-def _(draw, normal):
-    return functions.relu, [away_from_zero(normal(*draw(shapes(min_axes=1))))]
-
-
-@case(functions.GeluTanh)
-def _(draw, normal):
-    return functions.gelu, [normal(*draw(shapes())) * 2]
-
-
-@case(functions.GeluErf)
-def _(draw, normal):
-    return lambda x: functions.gelu(x, "erf"), [normal(*draw(shapes())) * 2]
-
-
 @case(functions.LayerNorm)
 def _(draw, normal):
     width = draw(st.integers(2, 5))
@@ -248,26 +208,6 @@ def _(draw, normal):
 def _(draw, normal):
     """By -2 and by -1/2: together by 1, as differences have it."""
     return lambda x: losses.scaled(losses.scaled(x, -2), -0.5), [normal(*draw(shapes()))]
-
-
-@case(functions.Softmax)
-def _(draw, normal):
-    x = normal(*draw(shapes(min_axes=1)))
-    axis = draw(st.integers(-x.ndim, x.ndim - 1))
-    return lambda x: functions.softmax(x, axis), [x]
-
-
-@case(functions.LogSoftmax)
-def _(draw, normal):
-    x = normal(*draw(shapes(min_axes=1)))
-    axis = draw(st.integers(-x.ndim, x.ndim - 1))
-    return lambda x: functions.log_softmax(x, axis), [x]
-
-
-@case(attention.CausalAttention)
-def _(draw, normal):
-    B, H, T, D = (draw(st.integers(1, 3)) for _ in "BHTD")
-    return attention.causal_attention, [normal(3, B, H, T, D)]
 
 
 @case(attention.BlockwiseAttention)
@@ -318,14 +258,6 @@ def _(draw, normal):
     return lambda x: losses.cross_entropy(x, targets, n), [normal(*shape, classes)]
 
 
-@case(Recompute)
-def _(draw, normal):
-    def product(a, b):
-        return recompute(lambda a, b: a * b + a, a, b)
-
-    return product, two_broadcasting(draw, normal)
-
-
 @case(functions.RMSNorm)
 def _(draw, normal):
     width = draw(st.integers(1, 5))
@@ -333,12 +265,48 @@ def _(draw, normal):
     return lambda x, g: functions.rms_norm(x, g, eps=1e-2), [x, normal(width)]
 
 
-@case(functions.SwiGLU)
+def same(x):
+    return x
+
+
+for _function, _call, _prepare in [
+    (operators.Exp, lambda x: x.exp(), same),
+    (operators.Log, lambda x: x.log(), positive),
+    (functions.Relu, functions.relu, away_from_zero),
+    (functions.GeluTanh, functions.gelu, lambda x: 2 * x),
+    (functions.GeluErf, lambda x: functions.gelu(x, "erf"), lambda x: 2 * x),
+]:
+    case(_function)(
+        lambda draw, normal, call=_call, prepare=_prepare: (
+            call,
+            [prepare(normal(*draw(shapes(min_axes=1))))],
+        )
+    )
+
+for _function, _call in {
+    functions.Softmax: functions.softmax,
+    functions.LogSoftmax: functions.log_softmax,
+}.items():
+
+    @case(_function)
+    def _(draw, normal, call=_call):
+        x = normal(*draw(shapes(min_axes=1)))
+        axis = draw(st.integers(-x.ndim, x.ndim - 1))
+        return lambda x: call(x, axis), [x]
+
+
+@case(attention.CausalAttention)
 def _(draw, normal):
-    return functions.swiglu, [normal(*draw(shapes(max_axes=2)), 2 * draw(st.integers(1, 3))) * 2]
+    B, H, T, D = (draw(st.integers(1, 3)) for _ in "BHTD")
+    return attention.causal_attention, [normal(3, B, H, T, D)]
 
 
 @case(attention.RepeatedHeads)
 def _(draw, normal):
     G, B, K, T, D = (draw(st.integers(1, 3)) for _ in "GBKTD")
     return lambda x: attention.RepeatedHeads()(x), [normal(G + 2, B, K, T, D)]
+
+
+@case(functions.SwiGLU)
+def _(draw, normal):
+    return functions.swiglu, [normal(*draw(shapes(max_axes=2)), 2 * draw(st.integers(1, 3))) * 2]

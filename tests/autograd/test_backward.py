@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import Tensor
-from minidist.autograd import Function, functions
+from minidist.autograd import functions
 from tests.strategies import arrays, leaf
 
 
@@ -17,14 +17,6 @@ def test_a_hook_is_called_once_when_all_contributions_are_in():
     ((tensor, grad),) = seen
     assert tensor is x
     np.testing.assert_array_equal(grad, x.grad)
-
-
-def test_a_hook_is_called_once_more_in_the_next_backward():
-    x, calls = leaf(3), []
-    x.add_hook(calls.append)
-    for n in (1, 2):
-        (x * x).sum().backward()
-        assert len(calls) == n
 
 
 def test_a_removed_hook_is_not_called_and_the_others_are():
@@ -48,11 +40,6 @@ def test_a_hook_on_a_deferred_parameter_waits_for_its_last_thunk():
     np.testing.assert_array_equal(calls, [w.grad])
 
 
-def test_hooks_belong_to_leaves():
-    with pytest.raises(ValueError, match="hooks belong to leaves"):
-        (leaf(3) * 2).add_hook(print)
-
-
 def test_gradients_of_inputs_are_complete_before_any_thunk_has_run():
     x, w, b, thunks = leaf(3, 2), leaf(2, 4), leaf(4), []
     functions.linear(x, w, b).sum().backward(deferred=thunks)
@@ -62,13 +49,6 @@ def test_gradients_of_inputs_are_complete_before_any_thunk_has_run():
         thunk()
     np.testing.assert_allclose(w.grad, x.data.T @ np.ones((3, 4)))
     np.testing.assert_allclose(b.grad, [3, 3, 3, 3])
-
-
-def test_a_weight_that_is_itself_computed_is_not_deferred():
-    x, w, thunks = leaf(3, 2), leaf(2, 4), []
-    functions.linear(x, w * 2).sum().backward(deferred=thunks)
-    assert not thunks
-    np.testing.assert_allclose(w.grad, 2 * x.data.T @ np.ones((3, 4)))
 
 
 def test_backward_frees_the_graph_as_it_goes():
@@ -128,42 +108,3 @@ def test_a_deep_graph_may_be_dropped_without_a_backward():
         y = y + 1
     del y
     assert first() is None
-
-
-def test_backward_from_several_elements_needs_a_gradient():
-    with pytest.raises(ValueError, match=r"needs grad= of shape \(2, 3\)"):
-        (leaf(2, 3) * 2).backward()
-
-
-@pytest.mark.parametrize(
-    ("grad", "message"),
-    [
-        (np.ones((3, 2)), r"grad is float64\[3, 2\], the tensor is float64\[2, 3\]"),
-        (np.ones((2, 3), "float32"), r"grad is float32\[2, 3\], the tensor is float64\[2, 3\]"),
-    ],
-)
-def test_a_gradient_of_another_shape_or_dtype_is_an_error(grad, message):
-    with pytest.raises(ValueError, match=message):
-        (leaf(2, 3) * 2).backward(grad)
-
-
-def test_a_function_that_returns_too_many_gradients_is_named():
-    class Twice(Function):
-        def forward(self, x):
-            return 2 * x
-
-        def backward(self, grad):
-            return 2 * grad, grad
-
-    with pytest.raises(ValueError, match=r"Twice.backward must .*: 1, not 2"):
-        Twice()(leaf(3)).backward(np.ones(3))
-
-
-def test_backward_from_a_constant_is_an_error():
-    with pytest.raises(ValueError, match="does not depend on anything that requires a gradient"):
-        Tensor(arrays(1)).sum().backward()
-
-
-def test_integers_have_no_gradient():
-    with pytest.raises(ValueError, match="only floats have gradients, not int64"):
-        Tensor(np.arange(3), requires_grad=True)

@@ -3,13 +3,12 @@
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.autograd import deferred, functions, recompute
-from minidist.autograd.deferred import Product, sum_of
+from minidist.autograd.deferred import Product
 from minidist.rng import Randomness
 from tests.strategies import arrays, gradients, leaf, mlps, seeds, transformers
 
@@ -97,18 +96,6 @@ def test_there_is_one_product_per_weight_however_many_passes():
     assert products_in(lambda: one_by_one(waiting)) == 9
 
 
-def test_before_they_are_computed_nothing_has_a_gradient():
-    model = nn.MLP([4, 5, 3], dtype="float64")
-    waiting = []
-    assert products_in(lambda: waiting.extend(put_off(model, three_passes(model)))) == 0
-    assert all(p.grad is None for p in model.parameters())
-    deferred.compute(waiting)
-    assert all(p.grad is not None for p in model.parameters())
-    before = gradients(model)
-    deferred.compute([])
-    assert_close(gradients(model), before)
-
-
 def test_they_add_to_what_is_there_and_land_in_the_flat_vector():
     model = nn.MLP([4, 5, 3], dtype="float64")
     deferred.compute(put_off(model, three_passes(model)))
@@ -118,20 +105,6 @@ def test_they_add_to_what_is_there_and_land_in_the_flat_vector():
     for layer in model.layers:
         for p in layer.parameters():
             assert p.grad is p.grad_buffer and np.shares_memory(p.grad, layer.flat.gradient)
-
-
-def test_a_hook_is_called_once_per_backward_when_all_of_it_is_in():
-    model = nn.MLP([4, 5, 3], dtype="float64")
-    calls = []
-    for name, p in model.named_parameters().items():
-        p.add_hook(lambda tensor, name=name: calls.append((name, tensor.grad.copy())))
-    waiting = put_off(model, three_passes(model))
-    assert not calls
-    deferred.compute(waiting)
-    for name, p in model.named_parameters().items():
-        seen = [grad for called, grad in calls if called == name]
-        assert len(seen) == 3
-        np.testing.assert_array_equal(seen[-1], p.grad)
 
 
 def test_of_a_weight_used_twice_the_hook_waits_for_both_and_both_are_one_product():
@@ -152,30 +125,3 @@ def test_of_a_weight_used_twice_the_hook_waits_for_both_and_both_are_one_product
         y.backward(arrays(n, 4, seed=n + 5))
     np.testing.assert_allclose(w.grad, want.grad, rtol=1e-12)
     np.testing.assert_array_equal(calls[-1], w.grad)
-
-
-def test_a_tied_weight_gets_the_embeddings_part_and_the_heads():
-    model = nn.Transformer(7, 4, 2, 0, 3, dtype="float64", tied=True)
-    parts = list(np.random.default_rng(0).integers(0, 7, (3, 2, 2, 3)))
-    waiting = put_off(model, parts)
-    weight = model.named_parameters()["embedding.token.weight"]
-    own = [d for d in waiting if d.leaf is weight]
-    assert len(own) == 6 and sum(isinstance(d.contribution, Product) for d in own) == 3
-    deferred.compute(waiting)
-    got = gradients(model)
-    for p in model.parameters():
-        p.grad = None
-    for number, (x, targets) in enumerate(parts):
-        randomness = Randomness(1, 0, np.arange(len(x)) + 10 * number)
-        nn.cross_entropy(model(x, randomness), targets, reduction_size=17).backward()
-    assert_close(got, gradients(model))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_product_is_written_where_it_should_be(dtype, place):
-    a, b = (place(arrays(5, n, seed=n, dtype=dtype)) for n in (3, 4))
-    product, out = Product(a, b), place(np.empty((3, 4), dtype))
-    assert product(out=out) is out and product().dtype == dtype
-    np.testing.assert_array_equal(np.asarray(out.tolist()), np.asarray(product().tolist()))
-    both = sum_of([product, Product(a[:2], b[:2])])
-    assert both.a.shape == (7, 3)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn
+from minidist import Tensor
 from minidist.autograd import functions, losses
 from minidist.backend import float_dtype
 from minidist.rng import Randomness
@@ -27,20 +27,6 @@ def test_linear_multiplies_every_row(transposed, bias, place):
     parameters = [place(stored), place(b)] if bias else [place(stored)]
     got = functions.linear(Tensor(place(x)), *map(Tensor, parameters), transposed=transposed)
     close(got, np.einsum("btc,cf->btf", x, w) + (b if bias else 0))
-
-
-def test_linear_of_an_empty_batch_has_gradients_zero():
-    w, b = leaf(3, 2), leaf(2)
-    y = functions.linear(Tensor(np.ones((0, 3))), w, b)
-    y.backward(np.ones((0, 2)))
-    assert y.shape == (0, 2)
-    close(w.grad, np.zeros((3, 2)))
-    close(b.grad, np.zeros(2))
-
-
-def test_linear_needs_as_many_columns_as_its_weight_has_rows():
-    with pytest.raises(ValueError, match=r"linear: input \[2, 3\] needs 4 columns"):
-        functions.linear(leaf(2, 3), leaf(4, 5))
 
 
 def test_relu_keeps_what_is_positive(place):
@@ -69,11 +55,6 @@ def test_gelu_in_half_precision_survives_large_inputs(form):
     y.backward(np.ones(4, "float16"))
     close(y, [0, 0, 90, 300])
     close(x.grad, [0, 0, 1, 1])
-
-
-def test_gelu_has_two_forms():
-    with pytest.raises(ValueError, match="gelu form 'exact': choose 'tanh' or 'erf'"):
-        functions.gelu(leaf(3), "exact")
 
 
 def test_layer_norm_normalises_each_row(place):
@@ -105,20 +86,6 @@ def test_embedding_picks_rows_and_adds_their_gradients_up(rows, count, seed):
     close(w.grad, want)
 
 
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        ([[0, -1]], "token index -1 is negative"),
-        ([[0, 4]], "token 4 is outside a vocabulary of 4"),
-        ([[0.0, 1.0]], "token indices must be integers, not float64"),
-        ([[True, False]], "token indices must be integers, not bool"),
-    ],
-)
-def test_embedding_takes_indices_of_its_rows_only(indices, message, place):
-    with pytest.raises(ValueError, match=message):
-        functions.embedding(np.array(indices), Tensor(place(arrays(4, 2))))
-
-
 def test_dropout_scales_what_it_keeps_and_drops_the_same_in_backward(place):
     randomness = Randomness(seed=0, step=3, examples=np.arange(50))
     x = Tensor(place(np.ones((50, 40))), requires_grad=True)
@@ -127,14 +94,6 @@ def test_dropout_scales_what_it_keeps_and_drops_the_same_in_backward(place):
     assert set(np.unique(host(y))) == {0, 1 / 0.75}
     close(x.grad, host(y))
     assert abs((host(y) > 0).mean() - 0.75) < 0.04  # four standard deviations of 2000 draws
-
-
-@pytest.mark.parametrize("rate", [1.0, 1.5, -0.1, math.nan, True, "0.5"])
-def test_a_function_of_dropout_refuses_the_rates_that_a_layer_refuses(rate):
-    with pytest.raises(ValueError, match=r"a dropout rate lies in \[0, 1\)"):
-        functions.dropout(Tensor(np.ones((1, 3))), rate, "x", Randomness(0, 0, [0]))
-    with pytest.raises(ValueError, match=r"a dropout rate lies in \[0, 1\)"):
-        nn.Dropout(rate)
 
 
 def test_dropout_keeps_the_dtype():
@@ -165,14 +124,6 @@ def test_squared_error_in_half_precision_adds_up_in_float32():
     close(y.grad, np.full(100, 2))
 
 
-def test_squared_error_needs_targets_like_its_outputs():
-    message = r"outputs are float64\[3, 2\], targets float64\[3\]: they must agree"
-    with pytest.raises(ValueError, match=message):
-        losses.squared_error(leaf(3, 2), arrays(3))
-    with pytest.raises(ValueError, match=r"float64\[3\], targets float32\[3\]"):
-        losses.squared_error(leaf(3), arrays(3, dtype="float32"))
-
-
 def test_an_empty_batch_needs_a_reduction_size():
     empty = Tensor(np.ones((0, 2)), requires_grad=True)
     with pytest.raises(ValueError, match="none of 0 targets counts"):
@@ -180,9 +131,3 @@ def test_an_empty_batch_needs_a_reduction_size():
     loss = losses.squared_error(empty, empty.data, reduction_size=8)
     loss.backward()
     assert (loss.item(), empty.grad.shape) == (0, (0, 2))
-
-
-@pytest.mark.parametrize("size", [0, -3, math.nan, math.inf])
-def test_a_reduction_size_is_positive(size):
-    with pytest.raises(ValueError, match=f"reduction_size must be positive, not {size}"):
-        losses.squared_error(leaf(3), arrays(3), reduction_size=size)

@@ -47,22 +47,22 @@ def test_backward_agrees_with_central_differences(function, place, data, seed):
 
 
 @each_function
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@with_fixtures
+@settings(with_fixtures, max_examples=3)
 @given(data=st.data(), seed=seeds)
-def test_values_and_gradients_keep_the_dtype_of_the_input(function, dtype, place, data, seed):
-    f, inputs = draw_case(function, data, seed, dtype)
-    inputs = [Tensor(place(x), requires_grad=True) for x in inputs]
-    outputs = f(*inputs)
-    outputs.backward(place(np.ones(outputs.shape, outputs.dtype)))
-    is_loss = function in (losses.CrossEntropy, losses.SquaredError)
-    assert outputs.dtype == (np.promote_types(dtype, "float32") if is_loss else dtype)
-    for x in inputs:
-        assert (x.grad.dtype, x.grad.shape) == (dtype, x.shape)
+def test_values_and_gradients_keep_the_dtype_of_the_input(function, place, data, seed):
+    for dtype in ("float16", "float32", "float64"):
+        f, inputs = draw_case(function, data, seed, dtype)
+        inputs = [Tensor(place(x), requires_grad=True) for x in inputs]
+        outputs = f(*inputs)
+        outputs.backward(place(np.ones(outputs.shape, outputs.dtype)))
+        is_loss = function in (losses.CrossEntropy, losses.SquaredError)
+        assert outputs.dtype == (np.promote_types(dtype, "float32") if is_loss else dtype)
+        for x in inputs:
+            assert (x.grad.dtype, x.grad.shape) == (dtype, x.shape)
 
 
 @each_function
-@settings(max_examples=10)
+@settings(max_examples=3)
 @given(data=st.data(), seed=seeds)
 def test_neither_inputs_nor_the_gradient_are_written(function, data, seed):
     f, inputs = draw_case(function, data, seed)
@@ -89,18 +89,8 @@ def test_gradcheck_sees_a_wrong_gradient():
         gradcheck(lambda a: Wrong()(a), np.arange(3.0))
 
 
-def test_gradcheck_sees_a_missing_gradient():
-    with pytest.raises(AssertionError, match="input 1"):
-        gradcheck(lambda a, b: a * Tensor(b.data), np.ones(3), np.ones(3))
-
-
 def test_gradcheck_returns_the_largest_error(place):
     assert 0 <= gradcheck(lambda a: a * a, place(np.arange(3.0))) < 1e-8
-
-
-def test_gradcheck_needs_float64():
-    with pytest.raises(ValueError, match="input 1 is float32; differences need float64"):
-        gradcheck(lambda a, b: a, np.ones(2), np.ones(2, "float32"))
 
 
 def test_max_shares_its_gradient_among_ties(place):

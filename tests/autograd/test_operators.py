@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor
-from minidist.autograd import functions, gradcheck
+from minidist.autograd import functions
 from tests.strategies import arrays, broadcastable, host, seeds, shapes
 
 
@@ -37,47 +37,16 @@ def test_numbers_and_arrays_may_stand_on_either_side(place):
     np.testing.assert_allclose(host(b @ t), a @ x, rtol=1e-12)
 
 
-def test_gradients_through_numbers_and_arrays_on_either_side(place):
-    a = place(arrays(3, 3, seed=1))
-    x = place(arrays(3, 3) ** 2 + 1)
-    for f in [
-        lambda x: 2 + x,
-        lambda x: 2 - x,
-        lambda x: 2 * x,
-        lambda x: 2 / x,
-        lambda x: -x,
-        lambda x: x / 3 - 1,
-        lambda x: a - x,
-        lambda x: a / x,
-        lambda x: a @ x @ a,
-    ]:
-        gradcheck(f, x)
-
-
 @pytest.mark.parametrize("n", [0, 1, 2, 3, -1, 0.5])
 def test_powers(n, place):
     x = np.abs(arrays(4)) + 0.5
     np.testing.assert_allclose(host(Tensor(place(x)) ** n), x**n, rtol=1e-12)
 
 
-def test_an_exponent_is_a_number():
-    x = Tensor(arrays(3))
-    with pytest.raises(ValueError, match=r"is a number; for a tensor b write a \*\* b as exp"):
-        x**x
-
-
 def test_matmul_broadcasts_its_batch_axes(place):
     a, b = arrays(2, 1, 3, 4), arrays(5, 4, 2, seed=1)
     got = Tensor(place(a)) @ Tensor(place(b))
     np.testing.assert_allclose(host(got), np.einsum("imjk,mkl->imjl", a.repeat(5, 1), b))
-
-
-@pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((3,), (3, 2)), ((2, 3), (3,))])
-def test_matmul_of_shapes_that_do_not_fit_is_an_error(shapes):
-    a, b = shapes
-    message = rf"cannot multiply \{list(a)} by \{list(b)}"
-    with pytest.raises(ValueError, match=message.replace("]", r"\]")):
-        Tensor(arrays(*a)) @ Tensor(arrays(*b))
 
 
 @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (-1, 1)])
@@ -92,11 +61,6 @@ def test_reductions(axis, keepdims, place):
         assert got.shape == want.shape
 
 
-def test_exp_and_log_undo_each_other(place):
-    x = arrays(5)
-    np.testing.assert_allclose(host(Tensor(place(x)).exp().log()), x, rtol=1e-12, atol=1e-15)
-
-
 def test_reshape_and_transpose_take_numbers_or_one_tuple(place):
     x = arrays(2, 3, 4)
     t = Tensor(place(x))
@@ -106,25 +70,6 @@ def test_reshape_and_transpose_take_numbers_or_one_tuple(place):
     equal(t.transpose(2, 0, 1), x.transpose(2, 0, 1))
     equal(t.transpose((0, -1, 1)), x.transpose(0, 2, 1))
     equal(t.T, x.T)
-
-
-def test_the_gradient_of_a_transpose_counts_axes_from_the_end_too():
-    x = Tensor(arrays(2, 3, 4), requires_grad=True)
-    grad = arrays(2, 4, 3, seed=1)
-    x.transpose(0, -1, 1).backward(grad)
-    equal(x.grad, grad.transpose(0, 2, 1))
-
-
-@pytest.mark.parametrize("index", [1, (slice(None), -1), [0, 0, 1], (..., None, 1)])
-def test_indexing(index, place):
-    x = arrays(2, 3)
-    equal(Tensor(place(x))[index], x[index])
-
-
-def test_repeated_indices_add_up_in_the_gradient(place):
-    x = Tensor(place(arrays(3)), requires_grad=True)
-    x[[0, 2, 2, 2]].backward(place(np.array([1.0, 2.0, 4.0, 8.0])))
-    equal(x.grad, [1, 0, 14])
 
 
 def test_concatenate(place):
