@@ -8,7 +8,9 @@ driver. It prints a line per kernel and dtype, with what the compiler said. That
 in double is an error, but where it is meant to be.
 """
 
+import importlib
 import os
+import pkgutil
 from pathlib import Path
 
 import cupy
@@ -16,8 +18,8 @@ import numpy as np
 from cupy._core import _carray, _kernel, _reduction, _scalar, core
 from cupy_backends.cuda.libs import nvrtc
 
+from minidist.autograd import kernels
 from minidist.autograd.kernels import launch
-from tests.strict_device.all_kernels import all_kernels
 
 ARRAY, INDEXER, SCALAR = 1, 2, 3  # _kernel.pxd:_ArgKind
 DOUBLE = {"sum_of_squares", "clip", "sum_runs"}  # these are to compute in double
@@ -35,6 +37,14 @@ OPTIONS = (
     f"-I{os.environ.get('CUDA_PATH', WHEEL)}/include",
     *core._get_cccl_include_options(),
 )
+
+
+def all_kernels() -> list[launch.Elementwise | launch.Reduction]:
+    """Return every Elementwise and Reduction of the library, found where the modules define it."""
+    names = [found.name for found in pkgutil.iter_modules(kernels.__path__)]
+    modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
+    kinds = launch.Elementwise | launch.Reduction
+    return [x for module in modules for x in vars(module).values() if isinstance(x, kinds)]
 
 
 def argument(parameter, dtype: np.dtype, output: bool):

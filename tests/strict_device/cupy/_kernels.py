@@ -1,6 +1,6 @@
 """Kernels written in C (CuPy: _core/_kernel.pyx, _core/_reduction.pyx): their text is really run.
 
-A call is one launch. `_c.py` parses the text, `_threads.py` runs it.
+A call is one launch. `_gcc.py` compiles the text as C++, and runs it.
 """
 
 import re
@@ -8,8 +8,8 @@ import re
 import numpy as np
 
 from . import _counters
+from ._gcc import computed
 from ._storage import Storage, operand
-from ._threads import Raw, Threads
 
 
 class Parameter:
@@ -93,21 +93,20 @@ class Kernel:
                 if not isinstance(x, np.ndarray):
                     variables[p.name] = scalar(x, p.dtype or types[p.letter])
                 elif p.raw:
-                    variables[p.name] = Raw(p.name, x.reshape(-1))
+                    variables[p.name] = x.reshape(-1)
                 else:
                     variables[p.name] = np.broadcast_to(x, shape).transpose(order).flatten()
             for p, y in zip(self.outputs, outputs, strict=True):
                 variables[p.name] = y.flatten()
-            written = self._compute(variables, types, count, length)
+            written = computed(self, variables, types, count, length)
             for p, y in zip(self.outputs, outputs, strict=True):
                 y[...] = written[p.name].reshape(y.shape)
-
-    def _compute(self, variables: dict, types: dict, count: int, length: int) -> dict:
-        raise NotImplementedError
 
 
 class ElementwiseKernel(Kernel):
     """Run `operation` for each element (_kernel.pyx:ElementwiseKernel); `i` is its index."""
+
+    elementwise = True
 
     def __init__(
         self,
@@ -121,7 +120,8 @@ class ElementwiseKernel(Kernel):
         return_tuple=False,
     ):
         super().__init__(in_params, out_params, name, preamble)
-        self.operation, self.no_return, self.return_tuple = operation, no_return, return_tuple
+        self.texts = {"operation": operation}
+        self.no_return, self.return_tuple = no_return, return_tuple
         if "i" in [p.name for p in self.inputs + self.outputs]:
             raise ValueError("Can not use 'i' as a parameter name")
 
@@ -146,13 +146,6 @@ class ElementwiseKernel(Kernel):
                 if (p.raw or not same) and np.shares_memory(x, y):
                     raise ValueError(f"{self.name}: {p.name} overlaps an output")
 
-    def _compute(self, variables, types, count, length):
-        constant = ["i", *(p.name for p in self.inputs)]
-        known = {"i": np.arange(count), **variables}
-        threads = Threads(count, types, self.preamble, known, constant)
-        threads.run(self.operation)
-        return threads.variables
-
 
 class ReductionKernel(Kernel):
     """Combine the elements along an axis (_reduction.pyx:ReductionKernel), here in a binary tree.
@@ -160,6 +153,8 @@ class ReductionKernel(Kernel):
     `a` and `b` are a macro's parameters in reduce_expr and post_map_expr, so that no field may have
     these names (_reduction.pyx:_create_reduction_function_code).
     """
+
+    elementwise = False
 
     def __init__(
         self,
@@ -176,8 +171,8 @@ class ReductionKernel(Kernel):
         options=(),
     ):
         super().__init__(in_params, out_params, name, preamble)
-        self.map, self.reduce, self.finish = map_expr, reduce_expr, post_map_expr
-        self.identity, self.kind = identity, reduce_type or self.outputs[0].letter
+        self.texts = {"each": map_expr, "combine": reduce_expr, "finish": post_map_expr}
+        self.texts |= {"identity": identity, "kind": reduce_type or self.outputs[0].letter}
         if re.search(r"\.\s*[ab]\b", reduce_expr) or re.search(r"\.\s*a\b", post_map_expr):
             raise SyntaxError("a field named like a parameter of the macro")
         if any(p.raw for p in self.inputs):
@@ -199,46 +194,3 @@ class ReductionKernel(Kernel):
         length = int(np.prod([shape[n] for n in reduced]))
         self._launch(inputs, results, types, shape, reduced + kept, length)
         return results[0]
-
-    def _compute(self, variables, types, count, length):
-        names = [p.name for p in self.inputs]
-
-        def threads(number, **known):
-            return Threads(number, types, self.preamble, known, names)
-
-        def combined(x, y, number):
-            both = threads(number, a=x, b=y)
-            return both.convert(both.value(self.reduce), kind)
-
-        kind = threads(count).types[self.kind]
-        first = threads(count)
-        total = first.convert(first.value(self.identity), kind)
-        if length:
-            each = threads(length * count, **variables)
-            rows = each.convert(each.value(self.map), kind)  # [length, count], flat
-            while length > 1:
-                half, odd = length // 2 * count, length % 2 * count
-                low, high = (each_field(rows, slice(n * half, (n + 1) * half)) for n in (0, 1))
-                rest = each_field(rows, slice(2 * half, 2 * half + odd))
-                rows = joined(combined(low, high, half), rest)
-                length = length // 2 + length % 2
-            total = combined(total, rows, count)
-        numbers = {n: variables[n] for n in names if not variables[n].ndim}
-        written = {p.name: variables[p.name] for p in self.outputs}
-        end = threads(count, a=total, **numbers, **written)
-        end.value(self.finish)
-        return end.variables
-
-
-def each_field(value, index):
-    """Index an array, or each field of a struct."""
-    if isinstance(value, dict):
-        return {field: x[index] for field, x in value.items()}
-    return value[index]
-
-
-def joined(value, other):
-    """Concatenate two arrays, or each field of two structs."""
-    if isinstance(value, dict):
-        return {field: np.concatenate([x, other[field]]) for field, x in value.items()}
-    return np.concatenate([value, other])

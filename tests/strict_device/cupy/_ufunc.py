@@ -12,7 +12,7 @@ import numpy as np
 
 from ._storage import launch, operand, store
 
-SIGNATURES = Path(__file__).parents[1] / "signatures" / "cupy-14.txt"  # by make_signatures.py
+LOOPS = Path(__file__).parents[1] / "ufuncs.txt"  # of each name, `types` of CuPy 14's wheel
 WEAK = (int, float, complex)
 KINDS = {bool: 0, int: 1, float: 2, complex: 2, np.bool_: 0, np.integer: 1, np.inexact: 2}
 
@@ -33,7 +33,7 @@ class ufunc:
     @cached_property
     def _loops(self) -> list[tuple[str, str]]:
         """Return ("ff", "f") for ff->f and so on, in the order in which CuPy tries them."""
-        (line,) = re.findall(rf"^{re.escape(self._path)} (.*)$", SIGNATURES.read_text(), re.M)
+        (line,) = re.findall(rf"^{re.escape(self._path)} (.*)$", LOOPS.read_text(), re.M)
         return [tuple(word.split("->")) for word in line.split() if "V" not in word]
 
     @cached_property
