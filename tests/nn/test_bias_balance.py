@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, checkpoint, nn, no_grad, optim
+from minidist import Tensor, nn, no_grad, optim
 from minidist.autograd.recomputation import recompute
 from minidist.nn.router import choose
 from minidist.parallel.trainer import update
@@ -51,13 +51,6 @@ def test_the_bias_of_crowded_experts_falls_and_that_of_idle_ones_rises():
     balance.count(np.array([[[0, 1], [0, 2], [0, 1]]]))  # loads 3 2 1 0, mean 1.5
     balance.move()
     assert balance.bias.data.tolist() == [-0.25, -0.25, 0.25, 0.25]
-
-
-def test_an_expert_with_the_mean_load_keeps_its_bias_exactly():
-    balance = nn.BiasBalance(3, 0.25)
-    balance.load[:] = [10**15 + 1, 10**15, 10**15 - 1]
-    balance.move()
-    assert balance.bias.data.tolist() == [-0.25, 0, 0.25]
 
 
 def test_a_load_is_counted_in_backward_in_training_and_where_the_gate_trains():
@@ -113,31 +106,6 @@ def test_a_bias_stays_in_float64_whatever_the_models_dtype():
     model(np.zeros((1, 3), int))
 
 
-def test_a_checkpoint_keeps_the_bias_and_a_loaded_one_decides(tmp_path):
-    layer = biased(0, 9, 0, 9)
-    checkpoint.save(tmp_path, layer.state(), step=1)
-    other = biased(9, 0, 9, 0)
-    other.load_state(checkpoint.load(tmp_path)[0])
-    x = Tensor(arrays(2, 6, 3))
-    np.testing.assert_array_equal(other(x).data, layer(x).data)
-
-
-def test_over_many_steps_the_bias_evens_out_what_a_gate_prefers():
-    layer = mixture(experts=8, top_k=2, capacity=None, balance=0.0, bias_rate=0.01)
-    layer.gate.weight.data[:, :2] *= 4
-    x = leaf(8, 16, 3)
-
-    def most():
-        layer(x)
-        return layer.report.load.max() / layer.report.load.mean()
-
-    before = most()
-    for _ in range(100):
-        layer(x).backward(np.ones_like(x.data))
-        nn.move_biases(layer)
-    assert most() < 1.3 < 1.5 < before
-
-
 @pytest.mark.parametrize("k, most_groups, best", [(2, 1, [0, 1]), (2, 2, [4, 0]), (4, 2, 0)])
 def test_a_position_chooses_from_the_groups_whose_best_experts_have_the_largest_sum(
     k, most_groups, best
@@ -186,24 +154,3 @@ def test_gradients_of_todays_experts_are_differences():
     loss().backward()
     assert gradients(model)["blocks.0.shared.expand.weight"].any()
     assert_gradients_are_differences(model, loss)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"groups": 3}, "3 groups do not divide 4 experts; use a divisor"),
-        ({"groups": 2, "most_groups": 3}, "most_groups is a whole number from 1 to groups=2"),
-        ({"groups": 4, "top_k": 2}, "from 1 of 4 groups, which have 1; use top_k=1, or a larger"),
-        ({"shared": -1}, "shared is a whole number from 0"),
-        ({"bias_rate": -1.0}, "bias_rate is a number from 0"),
-    ],
-)
-def test_experts_that_make_no_sense_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        mixture(**options)
-
-
-def test_an_unknown_option_of_experts_is_refused_by_name_also_without_experts():
-    for experts in (0, 4):
-        with pytest.raises(ValueError, match=r"no option 'bias_rat'; .*did you mean bias_rate"):
-            nn.Transformer(5, 4, 2, 1, 3, experts=experts, bias_rat=0.1)

@@ -1,7 +1,6 @@
 """The residual convolutional network: its layers and names, its gradients, and that it learns."""
 
 import numpy as np
-import pytest
 
 from minidist import Tensor, nn
 from minidist.autograd import gradcheck
@@ -44,10 +43,3 @@ def test_its_gradients_are_differences():
     model, x, targets = model_of(), arrays(3, 2, 4, 4), np.array([0, 4, 2])
     gradcheck(lambda x: model(x), x)
     assert_gradients_are_differences(model, lambda: nn.cross_entropy(model(x), targets))
-
-
-def test_it_needs_a_block_and_even_sides_where_they_halve():
-    with pytest.raises(ValueError, match="a CNN has one block or more"):
-        nn.CNN(1, 10, ())
-    with pytest.raises(ValueError, match="cannot cut images of 5 x 4 into squares of 2 x 2"):
-        model_of()(arrays(2, 2, 5, 4))

@@ -23,17 +23,3 @@ def test_the_example_of_a_layer(name):
     found = []
     doctest.DocTestRunner().run(example, out=found.append)
     assert not found, "".join(found)
-
-
-def test_what_is_no_layer_is_named():
-    for make in nn.Residual, nn.Sequential:
-        with pytest.raises(ValueError, match=r"a layer is an nn.Module, not 3"):
-            make([nn.Linear(2, 2), 3])
-    with pytest.raises(ValueError, match=r"a layer is an nn.Module, not 'x'"):
-        nn.Residual("x")
-
-
-def test_residual_takes_a_module():
-    inner = nn.Linear(2, 2, dtype="float64")
-    x = np.array([[1.0, 2.0]])
-    assert np.array_equal(nn.Residual(inner)(x).data, x + inner(x).data)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from minidist import backend, nn
-from minidist.nn.flat_parameters import FlatParameters, flat_slices
+from minidist.nn.flat_parameters import flat_slices
 from minidist.nn.module import constant
 from tests.strategies import mlps, transformers
 
@@ -38,13 +38,6 @@ def test_views_share_the_memory_of_aligned_contiguous_vectors(drawn):
             start += p.size
 
 
-def test_backward_writes_straight_into_the_gradient_vector():
-    model = nn.MLP([3, 2])
-    model(np.ones((4, 3), "float32")).sum().backward()
-    np.testing.assert_array_equal(model.layers[0].flat.gradient, [4] * 8)
-    assert all(p.grad is p.grad_buffer for p in model.parameters())
-
-
 def test_the_first_gradient_is_written_into_its_buffer_and_the_next_is_added():
     p = constant("p", (3,), 2.0, "float64")
     p.grad_buffer = np.full(3, np.nan)
@@ -74,23 +67,6 @@ def test_binding_another_vector_leaves_the_old_weights_alone():
     np.testing.assert_array_equal(flat.views(flat.vector)[1], [2, 3])
 
 
-def test_frozen_parameters_have_no_place():
-    model = nn.MLP([3, 2]).freeze("layers.0.weight")
-    assert [p.name for p in model.layers[0].flat.parameters] == ["layers.0.bias"]
-    assert model.layers[0].weight.home is None
-
-
-def test_the_allocator_is_an_argument():
-    asked = []
-
-    def empty(shape, dtype):
-        asked.append((shape, str(dtype)))
-        return np.empty(shape, dtype)
-
-    nn.MLP([3, 2]).flatten(empty)
-    assert asked == [((8,), "float32")] * 2
-
-
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_is_flattened_there(monkeypatch):
     def never(*_):
@@ -103,14 +79,6 @@ def test_a_model_on_a_gpu_is_flattened_there(monkeypatch):
     flat = model.flatten(lambda shape, dtype: np.empty(shape, dtype)).layers[0].flat
     for array in (flat.vector, flat.gradient, flat.empty((2,), "uint8")):
         assert backend.on_gpu(array)
-
-
-def test_one_vector_holds_one_dtype():
-    mixed = [constant("a", (1,), 0, "float32"), constant("b", (1,), 0, "float64")]
-    with pytest.raises(
-        ValueError, match="one flat vector holds one dtype, not float32 and float64"
-    ):
-        FlatParameters(mixed)
 
 
 def test_neighbours_are_merged_into_one_slice():
@@ -128,24 +96,6 @@ def test_neighbours_are_merged_into_one_slice():
         (model.layers[0].flat, 0, 3),
         (model.layers[1].flat, 0, 4),
     ]
-
-
-def test_a_slice_shows_data_and_gradient_of_its_part():
-    model = nn.MLP([2, 2])
-    model(np.ones((1, 2), "float32")).sum().backward()
-    (piece,) = flat_slices([model.layers[0].bias])
-    np.testing.assert_array_equal(piece.gradient, [1, 1])
-    assert np.shares_memory(piece.data, model.layers[0].bias.data)
-
-
-def test_a_parameter_outside_any_vector_is_an_error():
-    layer = nn.Linear(2, 2, name="alone")
-    with pytest.raises(ValueError, match=r"'alone\.weight' is in no flat vector; call flatten"):
-        flat_slices(layer.parameters())
-    with pytest.raises(ValueError, match="the Linear is in no flat vector; call flatten"):
-        _ = layer.home
-    assert len(flat_slices(layer.flatten().parameters())) == 1
-    assert layer.home is layer.weight.home
 
 
 def test_the_time_of_a_change_never_goes_back():

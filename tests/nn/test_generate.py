@@ -3,7 +3,6 @@
 A decoder that is drawn at random is a table of odds: how likely is each word after each beginning?
 """
 
-import itertools
 import math
 
 import numpy as np
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from minidist import datasets, nn
 from minidist.nn import generate as decoding
 from minidist.nn.embedding import BEGIN, END, PAD
-from minidist.nn.generate import largest, padded, sample, translate
+from minidist.nn.generate import padded, sample, translate
 from minidist.nn.key_value_cache import CachedTranslator
-from tests.strategies import seeds, sentences, translators
+from tests.strategies import sentences, translators
 
 
 def log_softmax(x):
@@ -28,21 +27,6 @@ def odds(model, source, words):
     """Return log p[T, V] of the words that may follow BEGIN and each beginning of `words`."""
     tokens = np.concatenate([source, [BEGIN], words]).astype(int)
     return log_softmax(model(tokens[None]).data[0])
-
-
-def log_p(model, source, target):
-    """Return the log p of a target up to its END: the sum over its words."""
-    words = target[: list(target).index(END) + 1] if END in target else target
-    return odds(model, source, words[:-1])[np.arange(len(words)), words].sum()
-
-
-def every_target(vocab, length):
-    """Yield all targets[T]: an END, if there is one, is followed by PAD."""
-    for n in range(1, length + 1):
-        for words in itertools.product(range(vocab), repeat=n):
-            ends = words[-1] == END if n < length else True
-            if ends and END not in words[:-1]:
-                yield padded(np.array([words]), length)[0]
 
 
 def greedily(model, source):
@@ -76,13 +60,6 @@ def test_greedy_is_a_loop_that_takes_the_most_likely_word(drawn):
     np.testing.assert_array_equal(translate(model, sources), want)
 
 
-@given(models_and_sources())
-def test_a_beam_of_one_is_greedy(drawn):
-    model, sources = drawn
-    beam = decoding.beam_search(CachedTranslator(model, sources), 1)
-    np.testing.assert_array_equal(beam, decoding.greedy(CachedTranslator(model, sources)))
-
-
 def best_of_a_beam(model, source, keep):
     """Return a target[T] by a beam whose every beginning is read anew for each word."""
     beam = [(0.0, [])]
@@ -103,66 +80,6 @@ def test_a_beam_is_what_passes_over_all_words_find(drawn, keep):
     want = [best_of_a_beam(model, source, keep) for source in sources]
     found = decoding.beam_search(CachedTranslator(model, sources), keep)
     np.testing.assert_array_equal(found, want)
-
-
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 12), seeds)
-def test_the_largest_are_those_of_a_sort(rows, columns, n, seed):
-    values = np.array([-np.inf, -1.0, -0.5, 0.0])  # many are equal
-    x = values[np.random.default_rng(seed).integers(0, 4, (rows, columns))]
-    np.testing.assert_array_equal(largest(x, n), np.argsort(-x, axis=1, kind="stable")[:, :n])
-
-
-@st.composite
-def tiny(draw):
-    """Draw an encoder-decoder with few targets, and sources[B, S]."""
-    model = nn.Seq2Seq(
-        5, draw(st.integers(3, 4)), 4, 2, 1, 3, draw(st.integers(1, 3)), dtype="float64"
-    )
-    random = np.random.default_rng(draw(seeds))
-    for p in model.parameters():
-        p.data[...] = random.standard_normal(p.shape)
-    sources = draw(sentences(model, most=2))[:, :3]
-    return likely_to_end(model, draw(st.sampled_from([-1.0, 0.0, 1.0]))), sources
-
-
-@given(tiny())
-def test_a_beam_that_keeps_every_beginning_finds_the_most_likely_target(drawn):
-    model, sources = drawn
-    V, T = model.vocab, model.target_length
-    targets = list(every_target(V, T))
-    for source, found in zip(sources, translate(model, sources, beam=V**T), strict=True):
-        scores = [log_p(model, source, target) for target in targets]
-        assert log_p(model, source, found) == pytest.approx(max(scores), rel=1e-9)
-        np.testing.assert_array_equal(found, targets[int(np.argmax(scores))])
-
-
-def test_a_beam_finds_what_greedy_misses(monkeypatch):
-    """3 is the likelier first word, but each word after it is unlikely; 4 then END is better."""
-    table = {(): {3: 0.6, 4: 0.4}, (3,): {3: 0.4, 4: 0.35, END: 0.25}, (4,): {END: 1.0}}
-
-    def next_words(decoder, written, rows):
-        assert len(written) == len(rows) and (written[:, 0] == BEGIN).all()
-        p = np.full((len(written), model.vocab), 1e-9)
-        for row, words in zip(p, written[:, 1:].tolist(), strict=True):
-            for word, value in table.get(tuple(words), {END: 1.0}).items():
-                row[word] = value
-        return np.log(p)
-
-    monkeypatch.setattr(decoding, "next_words", next_words)
-    model, sources = nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), np.array([[3, PAD]])
-    assert translate(model, sources).tolist() == [[3, 3, END]]
-    assert translate(model, sources, beam=2).tolist() == [[4, END, PAD]]
-
-
-@pytest.mark.parametrize("beam", [1, 2, 5])
-@given(models_and_sources())
-def test_after_end_there_is_nothing(beam, drawn):
-    model, sources = drawn
-    found = translate(model, sources, beam)
-    assert found.shape == (len(sources), model.target_length)
-    for target in found.tolist():
-        if END in target:
-            assert not any(target[target.index(END) + 1 :])
 
 
 def test_ended_sentences_are_not_asked_again_and_the_last_one_is_cut(monkeypatch):
@@ -196,12 +113,6 @@ def test_a_sentence_does_not_depend_on_the_others_of_its_batch(beam, drawn):
         np.testing.assert_array_equal(translate(model, source[None], beam)[0], target)
 
 
-@pytest.mark.parametrize("beam", [1, 2])
-def test_no_sources_have_no_targets(beam):
-    found = translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), np.zeros((0, 2), int), beam)
-    assert found.shape == (0, 3)
-
-
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_model_with_dropout_translates_without_it(beam, device):
     sources = np.array([[3, 4], [4, PAD]])
@@ -222,39 +133,6 @@ def test_of_equally_likely_words_the_first_is_written(monkeypatch, beam):
 
     monkeypatch.setattr(decoding, "next_words", next_words)
     np.testing.assert_array_equal(translate(model, [[3, 4]], beam), [[5, 5, 5]])
-
-
-@pytest.mark.parametrize(
-    "sources, beam, message",
-    [
-        ([[3, 4, 0]], 1, r"sources are \[B, 2\], padded with 0; not \[1, 3\]"),
-        ([3, 4], 1, r"sources are \[B, 2\], padded with 0; not \[2\]"),
-        ([[3, 4]], 0, "a beam keeps 1 beginning or more, not 0"),
-        ([[3, 4]], 1.5, "a beam keeps 1 beginning or more, not 1.5"),
-        ([[3, 5]], 1, "token 5 is outside a vocabulary of 5"),
-    ],
-)
-def test_what_cannot_be_translated_is_an_error(sources, beam, message):
-    with pytest.raises(ValueError, match=message):
-        translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), sources, beam)
-
-
-TEMPERATURES = (0, 0.0, -1.0, math.nan, math.inf, "1", True)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [({"temperature": x}, "temperature is a finite number above 0") for x in TEMPERATURES]
-    + [({"length": x}, "length is a whole number from 0") for x in (-1, 2.5, math.nan)]
-    + [({"prompt": ""}, "the prompt is empty")],
-    ids=str,
-)
-def test_what_cannot_be_drawn_is_an_error(options, message):
-    """A temperature below 0 would draw the least likely character most often."""
-    text = datasets.text(None, 4)
-    options = {"prompt": "a", "length": 3} | options
-    with pytest.raises(ValueError, match=message):
-        sample(nn.Transformer(text.vocab, 4, 2, 1, 4), text, **options)
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-300])

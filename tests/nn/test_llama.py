@@ -5,7 +5,6 @@ import pytest
 
 from minidist import Tensor, nn, run
 from minidist.autograd import gradcheck
-from minidist.autograd.attention import causal_attention
 from minidist.nn.rotary import frequencies, rotate
 from minidist.pieces import Positions
 from minidist.rng import Randomness
@@ -18,36 +17,12 @@ def small(kv_heads=2, **more):
     return nn.Llama(**sizes, kv_heads=kv_heads, dtype="float64", **more)
 
 
-def test_a_norm_by_the_root_mean_square_keeps_the_mean():
-    x = arrays(3, 50) * 7 + 2
-    y = nn.RMSNorm(50, dtype="float64")(x).data
-    np.testing.assert_allclose((y * y).mean(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(y, x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5))
-
-
-def test_a_gate_multiplies_the_other_half_of_the_columns():
-    layer, x = nn.Linear(3, 8, activation="swiglu", dtype="float64"), arrays(5, 3)
-    gate, up = np.split(x @ layer.weight.data + layer.bias.data, 2, axis=1)
-    np.testing.assert_allclose(layer(x).data, gate / (1 + np.exp(-gate)) * up)
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_gate_far_from_zero_overflows_nowhere():
     x = Tensor(np.array([[-1e5, 1e5, 1.0, 1.0]], "float32"), requires_grad=True)
     y = nn.linear.ACTIVATIONS["swiglu"](x)
     y.backward(np.ones_like(y.data))
     assert y.data.tolist() == [[0, 1e5]] and np.isfinite(x.grad).all()
-
-
-def test_query_heads_of_a_group_read_one_head_of_keys_and_values():
-    """Heads by loops: query head h reads head h // G."""
-    G, B, K, T, D = 3, 2, 2, 5, 4
-    qkv = arrays(G + 2, B, K, T, D)
-    got = causal_attention(Tensor(qkv)).data
-    for h in range(K * G):
-        q, k, v = qkv[h % G, :, h // G], qkv[G, :, h // G], qkv[G + 1, :, h // G]
-        alone = causal_attention(Tensor(np.stack([q, k, v])[:, :, None])).data[:, 0]
-        np.testing.assert_allclose(got[:, h], alone, rtol=1e-12)
 
 
 def test_a_pair_of_numbers_is_turned_like_a_complex_number():
@@ -59,48 +34,11 @@ def test_a_pair_of_numbers_is_turned_like_a_complex_number():
     gradcheck(lambda x: rotate(x, 100.0), qkv)
 
 
-def test_a_score_depends_on_the_distance_of_its_positions_alone():
-    q, k = arrays(2, 8)
-    qkv = np.broadcast_to(np.stack([q, k, k])[:, None, None, None], (3, 1, 1, 9, 8)).copy()
-    turned = rotate(Tensor(qkv), 10000.0).data[:, 0, 0]
-    scores = turned[0] @ turned[1].T
-    for distance in range(1, 9):
-        same = np.diagonal(scores, -distance)
-        np.testing.assert_allclose(same, same[0], rtol=1e-12)
-    assert len(set(scores[:, 0].round(9))) == 9
-
-
 def test_a_piece_is_turned_by_its_positions_in_the_whole_sequence():
     qkv, held = arrays(3, 1, 2, 6, 4), Positions(((1, 2), (4, 6)), 6)
     there = Randomness(0, 0, np.arange(1), positions=held)
     got = rotate(Tensor(qkv[..., held.indices, :]), 100.0, there).data
     np.testing.assert_array_equal(got, rotate(Tensor(qkv), 100.0).data[..., held.indices, :])
-
-
-def test_there_are_no_biases_and_no_learned_positions():
-    names = list(small().named_parameters())
-    assert not [name for name in names if name.endswith("bias") or "position" in name]
-    assert names[:5] == [
-        "embedding.token.weight",
-        "blocks.0.norm_1.gain",
-        "blocks.0.attention.query.weight",
-        "blocks.0.attention.key_value.weight",
-        "blocks.0.attention.output.weight",
-    ]
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"kv_heads": 3}, "4 query heads a number of key and value heads that divides them, not 3"),
-        ({"width": 12, "heads": 4}, "width 12 needs 4 heads of an even width"),
-        ({"theta": 0}, "theta is a positive number, not 0"),
-        ({"hidden": 0}, "hidden is a whole number from 1"),
-    ],
-)
-def test_what_makes_no_llama_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        nn.Llama(**{"vocab": 5, "width": 16, "heads": 4, "context": 3} | change)
 
 
 def split_squares(group, kv_heads, tokens):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn, no_grad
+from minidist import Tensor, nn
 from minidist.autograd.gradient_check import gradcheck
 from minidist.nn.mixture_of_experts import Combine, Pick
-from minidist.nn.router import Routing, route, rows_of_capacity
+from minidist.nn.router import route, rows_of_capacity
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 from tests.nn.differences import assert_gradients_are_differences
@@ -52,18 +52,6 @@ def test_an_expert_keeps_the_first_choices_in_its_queue_of_each_example(drawn, c
     routing = route(chosen, E, capacity)
     np.testing.assert_array_equal(routing.kept, queues(chosen, E, capacity))
     assert (route(chosen, E).kept).all()
-
-
-@given(choices())
-def test_rows_are_sorted_by_expert_and_each_kept_choice_is_one_row(drawn):
-    chosen, E = drawn
-    routing = route(chosen, E, 1)
-    order = routing.order()
-    experts = chosen.reshape(-1)[order]
-    assert (np.diff(experts) >= 0).all()
-    assert sorted(order) == np.flatnonzero(routing.kept).tolist()
-    np.testing.assert_array_equal(np.bincount(experts, minlength=E), routing.load)
-    assert routing.counts.shape == (len(chosen), E) and routing.counts.sum() == chosen.size
 
 
 @pytest.mark.parametrize(
@@ -234,11 +222,6 @@ def test_a_cut_sequence_routes_as_the_whole_one_if_its_choices_are_gathered():
         np.testing.assert_allclose(g, gradients(whole)[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-def test_a_cut_sequence_whose_choices_nobody_gathers_is_refused():
-    with pytest.raises(ValueError, match="these choices are of 2 of 5 positions"):
-        mixture()(leaf(2, 2, 3), Randomness(0, 0, [0, 1], positions=HALVES[0]))
-
-
 def test_no_examples_no_positions_and_an_expert_without_rows():
     layer = mixture(top_k=1, experts=3)
     for shape in ((0, 4, 3), (2, 0, 3)):
@@ -249,33 +232,3 @@ def test_no_examples_no_positions_and_an_expert_without_rows():
     assert layer.report.load[2] == 0 < layer.report.load.sum()
     y.backward(np.ones(y.shape))
     assert not layer.experts[2].expand.weight.grad.any()
-
-
-def test_without_recording_it_computes_the_same():
-    layer, x = mixture(), leaf(2, 5, 3)
-    with no_grad():
-        evaluated = layer(x)
-    np.testing.assert_array_equal(evaluated.data, layer(x).data)
-    assert not evaluated.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"top_k": 5}, "cannot choose 5 of 4 experts; use top_k=4"),
-        ({"top_k": 0}, "top_k is a whole number from 1"),
-        ({"capacity": 0.0}, "capacity is a positive number or None"),
-        ({"balance": -1.0}, "balance is a number from 0"),
-        ({"experts": 0}, "experts is a whole number from 1"),
-    ],
-)
-def test_what_cannot_be_routed_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        mixture(**options)
-
-
-def test_a_routing_is_cut_by_positions():
-    chosen, kept = np.array([[[0], [1], [1]]]), np.array([[[True], [True], [False]]])
-    routing = Routing(2, chosen, kept, np.ones((1, 3), bool))
-    part = routing.at(np.array([0, 2]))
-    assert part.load.tolist() == [1, 0] and part.counts.tolist() == [[1, 1]]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn, optim
-from minidist.backend import on_gpu, why_no_gpu
+from minidist import nn, optim
+from minidist.backend import on_gpu
 from minidist.rng import Randomness, generator
 from tests.strategies import assert_same_bits, gradients, mlps, transformers
 
@@ -64,25 +64,6 @@ def test_two_layers_of_one_shape_start_with_different_weights():
             assert not np.array_equal(array, state[twin]), name
 
 
-def test_another_seed_draws_another_model_and_the_same_seed_the_same():
-    assert_same_bits(nn.MLP([3, 3], seed=1).state(), nn.MLP([3, 3], seed=1).state())
-    one, other = nn.MLP([3, 3], seed=1).state(), nn.MLP([3, 3], seed=2).state()
-    assert not np.array_equal(one["layers.0.weight"], other["layers.0.weight"])
-
-
-def test_two_parameters_of_one_name_are_an_error():
-    with pytest.raises(ValueError, match=r"two parameters are named 'linear\.weight'"):
-        nn.Sequential([nn.Linear(2, 2), nn.Linear(2, 2)])
-
-
-def test_members_may_stand_in_lists():
-    class Pair(nn.Module):
-        def __init__(self):
-            self.both = [nn.Linear(2, 2, name="a"), nn.Linear(2, 2, False, name="b")]
-
-    assert list(Pair().named_parameters()) == ["a.weight", "a.bias", "b.weight"]
-
-
 @given(model=models)
 def test_state_goes_round_and_is_a_copy(model):
     state = model.state()
@@ -94,13 +75,6 @@ def test_state_goes_round_and_is_a_copy(model):
     assert_same_bits(model.state(), kept)
     for p in model.parameters():
         assert np.shares_memory(p.data, p.home.vector)
-
-
-def test_a_state_of_another_dtype_is_rounded():
-    model = nn.MLP([2, 3])
-    state = {name: array + 0.1 for name, array in nn.MLP([2, 3], dtype="float64").state().items()}
-    model.load_state(state)
-    assert_same_bits(model.state(), {k: v.astype("float32") for k, v in state.items()})
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
@@ -175,31 +149,6 @@ def test_the_gradients_of_the_rest_are_those_of_the_unfrozen_model():
     assert_same_bits(gradients(part), want)
 
 
-def test_freeze_without_names_freezes_everything():
-    model = nn.MLP([2, 2]).freeze()
-    assert not any(p.requires_grad for p in model.parameters())
-    assert not model(np.ones((1, 2), "float32")).requires_grad
-
-
-def test_a_layer_without_parameters_is_a_layer_too():
-    model = nn.Sequential([nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2, name="last")])
-    assert [layer.flat.size for layer in model.layers] == [6, 0, 6]
-    optim.SGD(model.parameters(), lr=0.1).step()
-
-
-def test_freeze_of_an_unknown_name_lists_the_known_ones():
-    message = r"unknown parameter 'bias'; choose one of layers\.0\.weight, layers\.0\.bias"
-    with pytest.raises(ValueError, match=message):
-        nn.MLP([2, 2]).freeze("bias")
-
-
-def test_a_parameter_that_is_not_used_has_no_gradient():
-    model = nn.MLP([2, 2, 2], dtype="float64")
-    model.layers[0](Tensor(np.ones((1, 2)))).sum().backward()
-    unused = [name for name, grad in gradients(model).items() if grad is None]
-    assert unused == ["layers.1.weight", "layers.1.bias"]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_astype_rounds_parameters_and_drops_gradients(dtype):
     model = small_transformer(tied=True)
@@ -208,25 +157,6 @@ def test_astype_rounds_parameters_and_drops_gradients(dtype):
     assert model.astype(dtype) is model
     assert_same_bits(model.state(), want)
     assert all(p.grad is None and p.home.vector.dtype == dtype for p in model.parameters())
-
-
-def test_astype_is_for_floats():
-    with pytest.raises(ValueError, match="parameters are floats, such as float32, not int32"):
-        nn.MLP([2, 2]).astype("int32")
-
-
-def test_a_module_without_forward_cannot_be_called():
-    with pytest.raises(NotImplementedError):
-        nn.Module()(np.ones(1))
-
-
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU here")
-def test_to_gpu_without_a_gpu_is_one_clear_error():
-    model = nn.MLP([2, 2])
-    with pytest.raises(ValueError, match="device 'gpu' is not available here"):
-        model.to("gpu")
-    with pytest.raises(ValueError, match="unknown device 'tpu'; choose one of cpu, gpu"):
-        model.to("tpu")
 
 
 def test_a_state_is_loaded_where_the_model_is(device):

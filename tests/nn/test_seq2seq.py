@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn, no_grad
+from minidist import Tensor, nn
 from minidist.nn.embedding import BEGIN, PAD
 from minidist.rng import Randomness
 from minidist.verify import equivalence
@@ -79,20 +79,6 @@ def test_every_layer_passes_on_what_is_padding_and_padding_gets_no_gradient(mode
     assert not embedded.grad[..., -1].any()
 
 
-@given(model=translators(), data=st.data())
-def test_what_the_tables_hold_for_padding_changes_no_bit(model, data):
-    S, tokens = model.source_length, data.draw(sentences(model))
-    embedding = model.layers[0].source
-    want = model(tokens).data
-    embedding.token.weight.data[PAD] = 1e3
-    unused = (tokens[:, :S] == PAD).all(axis=0)
-    embedding.position.weight.data[unused] = -1e3
-    np.testing.assert_array_equal(model(tokens).data, want)
-    (model(tokens) * arrays(*want.shape)).sum().backward()
-    assert not embedding.token.weight.grad[PAD].any()
-    assert not embedding.position.weight.grad[unused].any()
-
-
 def test_an_empty_source_is_read_as_nothing():
     """The decoder is then a language model whose cross-attention adds its output's bias."""
     model = small()
@@ -120,14 +106,6 @@ def test_gradients_of_all_parameters_are_differences(dropout):
     assert_gradients_are_differences(
         model, lambda: nn.cross_entropy(model(tokens, randomness), targets)
     )
-
-
-def test_training_with_dropout_needs_randomness_and_evaluation_does_not():
-    model, tokens = small(0.5), np.array([[3, 4, 5, PAD, BEGIN, 3, 4]])
-    with pytest.raises(ValueError, match=r"embedding\.source\.dropout drops out at 0\.5"):
-        model(tokens)
-    with no_grad():
-        np.testing.assert_array_equal(model(tokens).data, small()(tokens).data)
 
 
 @given(model=translators(dropout=(0.0, 0.3)), data=st.data(), seed=seeds)
@@ -194,43 +172,3 @@ def test_every_rank_knows_a_dropped_word_from_padding(cluster, strategy, options
         p.data[...] = start
         want = (ends[0] - ends[1]) / 2e-5
         assert (outcome[name] * direction).sum() == pytest.approx(want, rel=1e-6), name
-
-
-@pytest.mark.parametrize(
-    "tokens, message",
-    [
-        (np.zeros((1, 4), int), r"4 columns of the source, then at least one .* not \[1, 4\]"),
-        (np.zeros(7, int), r"tokens are \[B, S \+ t\]: .*; not \[7\]"),
-        (np.zeros((1, 8), int), "4 tokens do not fit a context of 3"),
-        (np.array([[7, 0, 0, 0, 1]]), "token 7 is outside a vocabulary of 7"),
-        (np.array([[6, 0, 0, 0, 6]]), "token 6 is outside a vocabulary of 6"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_an_error(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        small()(tokens)
-
-
-@pytest.mark.parametrize("name", ["source_vocab", "target_vocab", "width", "heads", "depth"])
-def test_a_size_below_one_is_an_error(name):
-    sizes = dict.fromkeys(("source_vocab", "target_vocab", "width", "heads", "depth"), 4)
-    of = {"source_vocab": "vocab", "target_vocab": "vocab"}.get(name, name)
-    with pytest.raises(ValueError, match=f"^{of} is a whole number from 1 to .*, not 0"):
-        nn.Seq2Seq(**sizes | {name: 0}, source_length=3, target_length=3)
-
-
-@pytest.mark.parametrize("S, T", [(0, 3), (3, 0)])
-def test_a_sentence_without_positions_is_an_error(S, T):
-    with pytest.raises(ValueError, match="context"):
-        nn.Seq2Seq(4, 4, 4, 2, 1, S, T)
-
-
-def test_a_width_that_does_not_split_into_heads_is_an_error():
-    with pytest.raises(ValueError, match="width 5 does not split into 2 heads"):
-        nn.Seq2Seq(4, 4, 5, 2, 1, 3, 3)
-
-
-def test_a_window_of_a_translator_is_no_set_of_documents():
-    how = Randomness(0, 0, np.arange(1), documents=np.zeros((1, 7), int))
-    with pytest.raises(ValueError, match="one source and its target; pass no documents, or use"):
-        small()(np.full((1, 7), 3), how)

@@ -5,9 +5,14 @@ import inspect
 import numpy as np
 import pytest
 
-from minidist import Tensor, nn
+from minidist import Tensor, datasets, nn
 from minidist.errors import is_wrong_input
-from tests.strategies import arrays
+from minidist.nn.flat_parameters import flat_slices
+from minidist.nn.generate import sample, translate
+from minidist.nn.module import constant
+from minidist.pieces import Positions
+from minidist.rng import Randomness
+from tests.strategies import arrays, leaf
 
 TRANSLATED = {"width": 4, "heads": 2, "depth": 1}
 SEQ2SEQ = {"source_vocab": 5, "target_vocab": 5, "source_length": 3, "target_length": 4}
@@ -103,10 +108,99 @@ def test_what_is_no_number_is_refused_by_name(module):
         assert str(error.value).endswith(f", not {wrong!r}"), settings
 
 
-@pytest.mark.parametrize("number", [np.float32(1.25), np.float64(1.25), np.int64(1), 1])
-def test_numbers_of_numpy_are_numbers(number):
-    nn.MixtureOfExperts(np.int64(4), np.int32(3), capacity=number, balance=number)
-    nn.BatchNorm(np.uint8(3), eps=number)
+def linear(*sizes, **more):
+    return nn.Linear(*sizes, **more, dtype="float64")
+
+
+def seq2seq(tokens, **more):
+    return nn.Seq2Seq(7, 6, 4, 2, 1, 4, 3)(tokens, **more)
+
+
+def llama(**change):
+    return nn.Llama(**{"vocab": 5, "width": 16, "heads": 4, "context": 3} | change)
+
+
+def drawn(**options):
+    text = datasets.text(None, 4)
+    options = {"prompt": "a", "length": 3} | options
+    return sample(nn.Transformer(text.vocab, 4, 2, 1, 4), text, **options)
+
+
+def written(sources, beam=1):
+    return translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), sources, beam)
+
+
+RANDOM = Randomness(0, 0, np.arange(2))
+MIXED = [constant("a", (1,), 0, "float32"), constant("b", (1,), 0, "float64")]
+HALF = Randomness(0, 0, [0, 1], positions=Positions(((0, 1), (4, 5)), 5))
+REFUSED = [
+    (lambda: nn.Sequential([linear(2, 2), 3]), r"a layer is an nn.Module, not 3"),
+    (lambda: nn.Residual("x"), r"a layer is an nn.Module, not 'x'"),
+    (lambda: nn.Sequential([linear(2, 2), linear(2, 2)]), r"parameters are named 'linear\.weight'"),
+    (
+        lambda: nn.MLP([2, 2]).freeze("bias"),
+        r"unknown parameter 'bias'; choose one of layers\.0\.w",
+    ),
+    (lambda: nn.MLP([2, 2]).astype("int32"), "are floats, such as float32, not int32"),
+    (lambda: nn.Linear(2, 3, dtype="U3"), "are floats, such as float32, not U3"),
+    (lambda: nn.MLP([2, 2]).to("tpu"), "unknown device 'tpu'; choose one of cpu, gpu"),
+    (lambda: nn.MLP([3]), r"needs an input and an output size, got \[3\]"),
+    (lambda: nn.Siamese([6]), r"needs an input and an output size, got \[6\]"),
+    (
+        lambda: nn.Siamese([6, 4])(arrays(3, 3, 6)),
+        r"pairs have the shape \[B, 2, \.\.\.\], not \[3,",
+    ),
+    (lambda: linear(2, 2, activation="tanh"), "unknown activation 'tanh'; choose one of identity"),
+    (lambda: nn.Conv2d(2, 3, 3, activation="tanh"), "unknown activation 'tanh'; choose one of"),
+    (lambda: nn.AveragePool(4)(leaf(1, 2, 4, 6)), "cut images of 4 x 6 into squares of 4 x 4"),
+    (lambda: nn.CNN(1, 10, ()), "a CNN has one block or more"),
+    (lambda: nn.BatchNorm(3, dtype="float64")(leaf(1, 3)), "has 1 numbers per channel to train"),
+    (lambda: nn.BatchNorm(3)(leaf(2, 4, dtype="float32")), r"takes \[B, 3, ...\], not \[2, 4\]"),
+    (lambda: nn.Residual([linear(1, 4)])(arrays(3, 1)), r"adds f\(X\), \[3, 4\], to X, \[3, 1\]"),
+    (lambda: nn.CausalSelfAttention(10, 4), "width 10 does not split into 4 heads; use a multiple"),
+    (lambda: nn.Transformer(5, 4, 2, 1, 3)(np.zeros((1, 4), int)), "do not fit a context of 3"),
+    (lambda: nn.Transformer(5, 4, 2, 1, 3, bias_rat=0.1), "no option 'bias_rat'; .*mean bias_rate"),
+    (
+        lambda: nn.Dropout(0.2, name="a")(leaf(2, 3)),
+        r"a drops out at 0\.2: call model\(x, Randomness",
+    ),
+    (lambda: nn.Dropout(0.5)(leaf(3, 4), RANDOM), "2 example indices for a batch of 3; give one"),
+    (lambda: nn.MixtureOfExperts(4, 4, top_k=5), "cannot choose 5 of 4 experts; use top_k=4"),
+    (
+        lambda: nn.MixtureOfExperts(4, 4, groups=3),
+        "3 groups do not divide 4 experts; use a divisor",
+    ),
+    (lambda: nn.MixtureOfExperts(4, 4, groups=4), "from 1 of 4 groups, which have 1; use top_k=1"),
+    (
+        lambda: nn.MixtureOfExperts(3, 4)(leaf(2, 2, 3, dtype="float32"), HALF),
+        "of 2 of 5 positions",
+    ),
+    (lambda: llama(kv_heads=3), "a number of key and value heads that divides them, not 3"),
+    (lambda: llama(width=12), "width 12 needs 4 heads of an even width"),
+    (lambda: seq2seq(np.zeros((1, 4), int)), r"then at least one .* not \[1, 4\]"),
+    (lambda: seq2seq(np.zeros((1, 8), int)), "4 tokens do not fit a context of 3"),
+    (lambda: seq2seq(np.array([[7, 0, 0, 0, 1]])), "token 7 is outside a vocabulary of 7"),
+    (lambda: seq2seq(np.array([[6, 0, 0, 0, 6]])), "token 6 is outside a vocabulary of 6"),
+    (lambda: written([[3, 4, 0]]), r"sources are \[B, 2\], padded with 0; not \[1, 3\]"),
+    (lambda: written([[3, 4]], beam=0), "a beam keeps 1 beginning or more, not 0"),
+    (lambda: drawn(temperature=-1.0), "temperature is a finite number above 0"),
+    (lambda: drawn(temperature=np.nan), "temperature is a finite number above 0"),
+    (lambda: drawn(length=2.5), "length is a whole number from 0"),
+    (lambda: drawn(prompt=""), "the prompt is empty"),
+    (
+        lambda: nn.Shard(0, np.array([0, 1]), 4).of(arrays(3, 2)),
+        r"a part of 4 along axis 0, .* \[3, ",
+    ),
+    (lambda: nn.FlatParameters(MIXED), "one flat vector holds one dtype, not float32 and float64"),
+    (lambda: flat_slices(linear(2, 2).parameters()), "is in no flat vector; call flatten"),
+]
+
+
+def test_what_no_model_can_be_or_do_is_refused_in_words_that_name_it():
+    for call, message in REFUSED:
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert is_wrong_input(error.value)
 
 
 @pytest.mark.parametrize("capacity", [1e300, 1e19, 4.0])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import nn, optim
+from minidist import nn
 from tests.strategies import arrays, seeds
 
 
@@ -54,27 +54,8 @@ def test_a_part_is_a_copy(cut):
     np.testing.assert_array_equal(whole, before)
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (5, 2), (2, 4)])
-def test_an_array_that_is_not_the_whole_is_refused_with_the_numbers(shape):
-    with pytest.raises(ValueError, match=rf"a part of 4 along axis 0, .* \[{shape[0]}, "):
-        nn.Shard(0, np.array([0, 1]), 4).of(np.zeros(shape))
-
-
 def part_of(p, indices, axis=0):
     return p.part(nn.Shard(axis, np.array(indices), p.shape[axis]))
-
-
-def test_a_part_keeps_the_name_and_the_dtype_and_forgets_the_gradient():
-    whole = nn.Linear(4, 3, name="here", dtype="float16").weight
-    whole.grad = np.ones(whole.shape, "float16")
-    part = part_of(whole, [1, 3])
-    assert (part.name, part.dtype, part.grad, part.requires_grad) == (
-        "here.weight",
-        np.float16,
-        None,
-        True,
-    )
-    np.testing.assert_array_equal(part.data, whole.data[[1, 3]])
 
 
 class Half(nn.Module):
@@ -91,23 +72,3 @@ def test_a_copied_model_knows_its_shards_and_stays_flat(copied):
     p = model.parameters()[0]
     assert (p.shard.axis, p.shard.indices.tolist(), p.shard.full) == (0, [1, 3], 4)
     assert np.shares_memory(p.data, p.home.vector) and p.data.shape == (2, 3)
-
-
-def test_flattening_casting_and_freezing_keep_the_shard():
-    model = nn.Sequential([Half()]).astype("float32")
-    model.freeze()
-    assert model.parameters()[0].shard.indices.tolist() == [1, 3]
-    model.load_state({"linear.weight": arrays(4, 3)})
-    want = arrays(4, 3)[[1, 3]].astype("float32")
-    np.testing.assert_array_equal(model.parameters()[0].data, want)
-
-
-def test_the_optimizer_updates_a_part_as_it_updates_the_whole():
-    whole, half = nn.Sequential([nn.Linear(4, 3, False, dtype="float64")]), nn.Sequential([Half()])
-    ours, theirs = (optim.AdamW(m.parameters(), lr=0.1) for m in (half, whole))
-    for step in range(3):
-        grad = arrays(4, 3, seed=step)
-        whole.parameters()[0].grad, half.parameters()[0].grad = grad, grad[[1, 3]]
-        ours.step()
-        theirs.step()
-    np.testing.assert_array_equal(half.parameters()[0].data, whole.parameters()[0].data[[1, 3]])
