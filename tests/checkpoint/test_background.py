@@ -49,28 +49,6 @@ def test_updates_that_wait_for_the_copy_do_not_change_what_is_saved(cluster, tmp
     np.testing.assert_array_equal(whole, np.full(1 << 16, 1.0))
 
 
-def test_an_update_waits_for_the_copy(cluster, tmp_path, monkeypatch):
-    copy = Background._copy
-
-    def held(self, parts):
-        assert Background.gate.wait(20)
-        return copy(self, parts)
-
-    monkeypatch.setattr(Background, "_copy", held)
-
-    def worker(group):
-        saver = Background(group)
-        saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
-        waited = not saver.copied.is_set()
-        threading.Timer(0.05, Background.gate.set).start()
-        saver.wait_for_copy()
-        waited = waited and Background.gate.is_set()
-        saver.wait()
-        return waited
-
-    assert cluster(1, "thread").run(worker) == [True]
-
-
 def test_what_went_wrong_is_raised_at_the_next_update_not_at_the_next_save(cluster, tmp_path):
     checkpoint.save(tmp_path, {"a": np.ones(3)}, 2)
 

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from minidist import checkpoint, nn
 from minidist.checkpoint import Part, manifest, writing
@@ -54,16 +53,6 @@ def test_arrays_come_back_bit_for_bit(tmp_path_factory, seed, wanted, dtype):
     assert step == 5
 
 
-def test_the_files_are_those_of_the_safetensors_library(two):
-    assert_same_bits(load_file(two / "step-00000007" / "rank-000.safetensors"), state(7))
-
-
-def test_the_last_two_are_kept_and_the_newest_is_loaded(two):
-    checkpoint.save(two, state(12), 12)
-    assert sorted(p.name for p in two.iterdir()) == ["step-00000007", "step-00000012"]
-    assert_same_bits(checkpoint.load(two)[0], state(12))
-
-
 def test_a_folder_without_a_manifest_does_not_count_and_is_replaced(two):
     left = two / "step-00000009"
     left.mkdir()
@@ -74,19 +63,6 @@ def test_a_folder_without_a_manifest_does_not_count_and_is_replaced(two):
     checkpoint.save(two, state(9), 9)
     assert sorted(p.name for p in left.iterdir()) == ["manifest.json", "rank-000.safetensors"]
     assert checkpoint.load(two)[1] == 9
-
-
-def test_whoever_may_read_the_manifest_may_read_all_files(two):
-    files = list((two / "step-00000007").iterdir())
-    assert len(files) == 2 and len({path.stat().st_mode for path in files}) == 1
-
-
-def test_what_else_is_in_the_folder_stays(two):
-    (two / "step-00000003" / "notes.txt").write_text("mine")
-    (two / "step-by-step").mkdir()
-    checkpoint.save(two, state(), 9)
-    assert (two / "step-00000003" / "notes.txt").read_text() == "mine"
-    assert (two / "step-by-step").is_dir() and not (two / "step-00000003/manifest.json").exists()
 
 
 def flip(path, at):
@@ -160,15 +136,6 @@ def test_what_cannot_be_read_is_named_and_nothing_is_overwritten(two, name):
     assert files_in(two) == before
 
 
-def test_two_runs_in_one_folder_are_told(two, monkeypatch):
-    """The other run removed what this one was about to remove."""
-    gone = FileNotFoundError(errno.ENOENT, "No such file or directory")
-    monkeypatch.setattr(writing, "remove", mock.Mock(side_effect=[None, gone]))
-    with pytest.raises(ValueError, match=r"cannot remove old .*: No such file .* a folder of it"):
-        checkpoint.save(two, state(), 8)
-    assert checkpoint.load(two)[1] == 8
-
-
 @given(st.data())
 def test_whichever_bit_of_whichever_file_flips_it_is_found(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -184,16 +151,6 @@ def test_whichever_bit_of_whichever_file_flips_it_is_found(tmp_path_factory, dat
     else:  # a space of the manifest that became a tab
         assert path.name == MANIFEST and step == 1
         assert_same_bits(found, state())
-
-
-def test_a_folder_that_has_none_or_is_a_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="no-such has no checkpoint"):
-        checkpoint.load(tmp_path / "no-such")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot read the folder .*file: Not a directory"):
-        checkpoint.load(tmp_path / "file")
-    with pytest.raises(ValueError, match=r"cannot write to .*file/step-00000001: Not a directory"):
-        checkpoint.save(tmp_path / "file", state(), 1)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +172,6 @@ def test_a_full_disk_ends_the_run_with_the_old_checkpoint_whole(cluster, two, mo
     monkeypatch.undo()
     assert checkpoint.load(two)[1] == 7
     assert files_in(two) == before  # also nothing of what the other rank has written
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts a file system of 64 KiB")
-def test_a_disk_that_is_really_full(tmp_path):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "x", tmp_path]).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        checkpoint.save(tmp_path, state(), 1)
-        with pytest.raises(ValueError, match="those before it, if any, are whole"):
-            checkpoint.save(tmp_path, {"a": np.ones(20000)}, 2)
-        assert_same_bits(checkpoint.load(tmp_path)[0], state())
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 SAVES = """
@@ -273,22 +216,9 @@ def test_every_rank_writes_parts_and_what_all_hold_is_written_once(cluster, tmp_
     assert checkpoint.Saved.newest(tmp_path).about == {"by": 0}
 
 
-def test_where_no_checkpoint_before_it_is_whole_the_error_says_so(two):
-    for step in (3, 7):
-        flip(two / manifest.folder_of(step) / SHARD, -1)
-    with pytest.raises(ValueError, match=r"step-00000007/.* no checkpoint before it is whole; beg"):
-        checkpoint.load(two)
-
-
-def test_a_step_that_a_folder_lacks_is_named_with_those_that_it_has(two):
-    with pytest.raises(ValueError, match="has no checkpoint of step 5, but of 3, 7; use"):
-        checkpoint.load(two, step=5)
-
-
 # What may be saved.
 
 EMPTY = nn.Slice("a", (4,), None, 0, 4)
-TWICE = nn.Shard(0, np.array([0, 0]), 2)
 
 DTYPES = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 >i2 >i8 >u4 >f2 >f4 >f8 =q =Q =l".split()
 REFUSED = "g G F D U3 S2 M8[D] m8[s] O V4 i4,f4".split()
@@ -350,37 +280,6 @@ def test_what_is_saved_is_loaded_and_what_is_refused_leaves_no_file(tmp_path_fac
         for name, array in state.items():
             assert found[name].dtype == array.dtype.newbyteorder("=")
             np.testing.assert_array_equal(found[name], array)
-
-
-@st.composite
-def parts(draw):
-    """Draw an array, and parts of it that may overlap, lie outside, or have an index again."""
-    shape = draw(shapes(min_axes=1, max_axes=2, max_side=4))
-    whole, drawn = 1 + np.arange(np.prod(shape), dtype="i4").reshape(shape), []
-    for _ in range(draw(st.integers(1, 4))):
-        axis, shard = draw(st.integers(0, len(shape) - 1)), None
-        if draw(st.booleans()):
-            indices = draw(st.lists(st.integers(-1, shape[axis]), min_size=1, max_size=5))
-            shard = nn.Shard(axis, np.array(indices), shape[axis])
-        size = int(np.prod(nn.Slice("a", shape, shard, 0, 0).part_shape))
-        ends = st.sampled_from([0, size]) | st.integers(-1, size + 1)
-        cut = nn.Slice("a", shape, shard, *sorted([draw(ends), draw(ends)]))
-        values = cut.of(whole)
-        drawn.append(Part(cut, values if values.size == len(cut) else np.ones(len(cut), "i4")))
-    return whole, drawn
-
-
-@given(parts())
-@example((np.arange(4), [Part(EMPTY.within(0, 2), np.arange(2))] * 2))
-@example((np.arange(4), [Part(EMPTY.within(a, a + 3), np.arange(3)) for a in (-1, 1)]))
-@example((np.arange(2), [Part(nn.Slice("a", (2,), TWICE, 0, 2), np.zeros(2, int))]))
-def test_parts_that_can_be_saved_make_up_their_array(tmp_path_factory, drawn):
-    whole, held = drawn
-    folder = tmp_path_factory.mktemp("parts")
-    with suppress(ValueError):
-        checkpoint.save(folder, held, 1)
-    if files_in(folder):
-        np.testing.assert_array_equal(checkpoint.load(folder)[0]["a"], whole)
 
 
 def writable(name):
@@ -456,22 +355,6 @@ def test_a_step_that_is_not_after_the_newest_is_refused_and_nothing_is_lost(two,
     assert files_in(two) == before
 
 
-def test_a_save_never_removes_what_it_has_written(two, monkeypatch):
-    """Another run saves later steps in the folder at the same time."""
-    complete = writing.complete
-
-    def late(*given):
-        for step in (20, 30):
-            (two / manifest.folder_of(step)).mkdir()
-            (two / manifest.folder_of(step) / MANIFEST).touch()
-        complete(*given)
-
-    monkeypatch.setattr(writing, "complete", late)
-    checkpoint.save(two, state(10), 10)
-    assert_same_bits(checkpoint.load(two, step=10)[0], state(10))
-    assert [int(path.name[5:]) for path in sorted(two.iterdir())] == [7, 10, 20, 30]
-
-
 def by(*names):
     return {"about": {"run": [*names]}}
 
@@ -522,15 +405,6 @@ def test_what_another_run_saves_before_the_lock_is_there_is_not_removed(
     assert_same_bits(checkpoint.load(tmp_path)[0], state(1))
 
 
-def test_without_locks_a_run_keeps_what_another_one_has_saved(two, monkeypatch):
-    """Both have looked before the other one saved."""
-    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.EBADF, "no locks")))
-    monkeypatch.setattr(writing, "check_folder", mock.Mock())
-    for step in (8, 10, 12, 14):
-        checkpoint.save(two, state(step), step, **by("a" if step in (8, 12) else "b"))
-    assert sorted(manifest.whole_ones(two)) == [3, 7, 8, 10, 12, 14]
-
-
 def test_only_a_run_that_went_on_from_a_step_is_set_aside_after_it(two):
     checkpoint.save(two / "other", state(8), 8, **by("a"))
     (two / "other" / "step-00000008").rename(two / "step-00000008")
@@ -556,32 +430,6 @@ def test_two_runs_do_not_save_in_one_folder_at_the_same_time(two, monkeypatch):
     checkpoint.save(two, state(10), 10)
     assert_same_bits(checkpoint.load(two)[0], state(10))
     checkpoint.save(two, state(11), 11)
-
-
-def test_a_file_system_without_locks_is_written_to(two, monkeypatch):
-    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.EBADF, "no locks")))
-    checkpoint.save(two, state(8), 8)
-    assert checkpoint.load(two)[1] == 8
-
-
-def test_what_is_no_file_is_no_manifest_and_stays(two):
-    (two / "step-00000001" / MANIFEST).mkdir(parents=True)
-    (two / "step-00000008" / MANIFEST).mkdir(parents=True)
-    assert checkpoint.load(two)[1] == 7
-    with pytest.raises(ValueError, match=r"step-00000008: .* those before it, if any, are whole"):
-        checkpoint.save(two, state(8), 8)
-    checkpoint.save(two, state(9), 9)
-    assert (two / "step-00000001" / MANIFEST).is_dir() and checkpoint.load(two)[1] == 9
-
-
-def test_the_begun_checkpoint_of_a_later_step_stays(two):
-    begun = two / "step-00000009" / "rank-000.safetensors.tmp"
-    begun.parent.mkdir()
-    begun.write_bytes(b"half of it")
-    checkpoint.save(two, state(), 8)
-    assert begun.read_bytes() == b"half of it"
-    checkpoint.save(two, state(), 9)
-    assert not begun.exists() and checkpoint.load(two)[1] == 9
 
 
 WRONG = {
@@ -613,36 +461,6 @@ def test_all_ranks_raise_what_one_of_them_cannot_save_and_go_on_together(cluster
     first, second = cluster(2, "thread").run(worker)
     assert first == second and first[0]
     assert checkpoint.load(two)[1] == 9
-
-
-def test_all_ranks_raise_that_the_disk_of_one_is_full(cluster, two, monkeypatch):
-    def fails(temporary, path):
-        if path.name == "rank-001.safetensors":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(temporary, path)
-
-    def worker(group):
-        with pytest.raises(
-            ValueError, match="No space left on device; those before it, if any, are whole"
-        ):
-            checkpoint.save(two, {"a": np.ones(3), "b": np.ones(3)}, 9, group)
-        group.barrier()
-        return checkpoint.load(two)[1]
-
-    original = os.replace
-    monkeypatch.setattr(os, "replace", fails)
-    assert cluster(2, "thread").run(worker) == [7, 7]
-
-
-def test_arrays_whose_names_look_like_those_of_parts_come_back(tmp_path):
-    whole = np.arange(6.0)
-    cut = nn.Slice("a", (6,), None, 0, 6)
-    names = [f"a#{number}" for number in range(4)]
-    parts = [Part(cut.within(i, i + 2), whole[i : i + 2]) for i in (0, 2, 4)]
-    others = writing.whole_parts({name: np.full(2, i) for i, name in enumerate(names)})
-    checkpoint.save(tmp_path, [parts[0], *others[:3], *parts[1:], *others[3:]], 1)
-    want = {"a": whole} | {name: np.full(2, i) for i, name in enumerate(names)}
-    assert_same_bits(checkpoint.load(tmp_path)[0], want)
 
 
 # Links, and what others have put there.
@@ -687,6 +505,44 @@ def test_nothing_is_removed_through_a_link(two, victim):
     assert (two / "step-00000001").is_symlink() and (two / "step-00000002").is_symlink()
 
 
+def test_only_folders_with_exactly_the_name_of_a_step_are_checkpoints(two):
+    (two / "step-00000007").rename(two / "step-000000007")
+    (two / "step-00000008").write_text("a file")
+    (two / "step-٠٠٠٠٠٠٠٩").mkdir()
+    (two / "step-٠٠٠٠٠٠٠٩" / MANIFEST).touch()
+    assert checkpoint.load(two)[1] == 3
+    with pytest.raises(ValueError, match="step-00000008: Not a directory"):
+        checkpoint.save(two, state(), 8)
+    for step in (7, 10, 11):
+        checkpoint.save(two, state(), step)
+    assert checkpoint.load(two)[1] == 11
+    assert (two / "step-000000007" / MANIFEST).exists() and (two / "step-00000008").is_file()
+
+
+def test_newer_checkpoints_are_set_aside_and_can_be_put_back(two):
+    names = ["aside-step-00000007", "aside-step-00000007#1"]
+    for name in names:
+        assert checkpoint.set_aside(two, after=3) == [two / name]
+        assert checkpoint.load(two)[1] == 3
+        checkpoint.save(two, state(7), 7)
+    for step in (8, 9):
+        checkpoint.save(two, state(step), step)
+    assert {path.name for path in two.iterdir()} == {*names, "step-00000008", "step-00000009"}
+    assert checkpoint.set_aside(two, after=9) == []
+    (two / names[0]).rename(two / "step-00000007")
+    assert_same_bits(checkpoint.load(two, step=7)[0], state(7))
+
+
+def test_the_begun_checkpoint_of_a_later_step_stays(two):
+    begun = two / "step-00000009" / "rank-000.safetensors.tmp"
+    begun.parent.mkdir()
+    begun.write_bytes(b"half of it")
+    checkpoint.save(two, state(), 8)
+    assert begun.read_bytes() == b"half of it"
+    checkpoint.save(two, state(), 9)
+    assert not begun.exists() and checkpoint.load(two)[1] == 9
+
+
 def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
     two, victim, monkeypatch
 ):
@@ -714,40 +570,3 @@ def test_files_that_others_call_temporary_stay(two):
     checkpoint.save(two, state(), 9)
     assert sorted(path.name for path in old.iterdir()) == sorted(foreign)
     assert {name for name in foreign if (begun / name).read_text() == name} == {*foreign}
-
-
-def test_only_folders_with_exactly_the_name_of_a_step_are_checkpoints(two):
-    (two / "step-00000007").rename(two / "step-000000007")
-    (two / "step-00000008").write_text("a file")
-    (two / "step-٠٠٠٠٠٠٠٩").mkdir()
-    (two / "step-٠٠٠٠٠٠٠٩" / MANIFEST).touch()
-    assert checkpoint.load(two)[1] == 3
-    with pytest.raises(ValueError, match="step-00000008: Not a directory"):
-        checkpoint.save(two, state(), 8)
-    for step in (7, 10, 11):
-        checkpoint.save(two, state(), step)
-    assert checkpoint.load(two)[1] == 11
-    assert (two / "step-000000007" / MANIFEST).exists() and (two / "step-00000008").is_file()
-
-
-def test_a_folder_that_got_the_name_of_another_step_is_refused(two):
-    (two / "step-00000007").rename(two / "step-00000012")
-    with pytest.raises(
-        ValueError, match=r"step-00000012.* is of step 7: its folder has got another"
-    ):
-        checkpoint.load(two)
-    assert checkpoint.load(two, step=3)[1] == 3
-
-
-def test_newer_checkpoints_are_set_aside_and_can_be_put_back(two):
-    names = ["aside-step-00000007", "aside-step-00000007#1"]
-    for name in names:
-        assert checkpoint.set_aside(two, after=3) == [two / name]
-        assert checkpoint.load(two)[1] == 3
-        checkpoint.save(two, state(7), 7)
-    for step in (8, 9):
-        checkpoint.save(two, state(step), step)
-    assert {path.name for path in two.iterdir()} == {*names, "step-00000008", "step-00000009"}
-    assert checkpoint.set_aside(two, after=9) == []
-    (two / names[0]).rename(two / "step-00000007")
-    assert_same_bits(checkpoint.load(two, step=7)[0], state(7))

@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minidist import checkpoint, nn
+from minidist import nn
 from minidist.checkpoint import Keep, Saved
-from minidist.cli import main
-from minidist.errors import RankFailed
 from minidist.nn.datasets import Text
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
@@ -72,15 +70,6 @@ def test_old_characters_keep_their_rows_and_new_ones_are_drawn_by_name(cluster, 
     assert np.corrcoef(*both)[0, 1] > 0.999  # whatever other characters there are
 
 
-@pytest.mark.parametrize("characters", ["gfdcb", "xgfdcb"])
-def test_characters_in_another_order_take_their_rows_with_them(cluster, tmp_path, characters):
-    text = Text(np.zeros(80, int), characters, "the other way round")
-    before, after = grown(cluster, tmp_path, text, {})
-    places = [characters.index(c) for c in TEXT.characters]
-    for name, axis in {"embedding.token.weight": 0, "head.linear.weight": 1}.items():
-        np.testing.assert_array_equal(after[name].take(places, axis=axis), before[name])
-
-
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}], ids=str)
 @pytest.mark.parametrize(
     "how", ["both", *(pytest.param(h, marks=pytest.mark.slow) for h in GROW if h != "both")]
@@ -107,40 +96,6 @@ def test_a_llama_goes_on_with_every_bit_on_every_mesh_and_grows(cluster, tmp_pat
     assert_same_bits(grown(cluster, tmp_path / "many", OTHER, more, mesh, **options)[1], want)
 
 
-def test_more_blocks_leave_every_bit_of_the_logits_of_a_llama(cluster, tmp_path):
-    before, after = grown(cluster, tmp_path, TEXT, {"depth": 4}, **LLAMA)
-    logits = []
-    for depth, state in ((2, before), (4, after)):
-        model = model_of(TEXT, replace(SETTINGS, depth=depth, **LLAMA))
-        assert isinstance(model, nn.Llama) and model.kv_heads == 2
-        model.load_state(state)
-        logits.append(model(TEXT.tokens[:80].reshape(10, 8)).data)
-    np.testing.assert_array_equal(*logits)
-
-
-def test_a_llama_is_another_model_than_a_gpt2(cluster, tmp_path):
-    grown(cluster, tmp_path, TEXT, {}, width=16)
-    with pytest.raises(RankFailed, match="of a run with kv_heads = 0, not 2; give it the same"):
-        keep = Keep(str(tmp_path), resume=True)
-        cluster(1, "thread").run(train, TEXT, replace(SETTINGS, **LLAMA), keep)
-
-
-def test_the_optimizer_has_zeros_for_what_is_new(cluster, tmp_path):
-    text, more = GROW["both"]
-    grown(cluster, tmp_path, text, more)
-    old, _ = checkpoint.load(tmp_path)
-    fresh = model_of(text, replace(SETTINGS, **more)).state()
-    run = {"settings": {"seed": 0}, "data": {"characters": text.characters}}
-    larger = checkpoint.Grown(Saved.newest(tmp_path), run, fresh)
-    for i in range(2):
-        rows = larger.whole(f"optimizer.{i}/embedding.token.weight")
-        want = old[f"optimizer.{i}/embedding.token.weight"]
-        new = [text.characters.index(c) for c in "aeh"]
-        assert not rows[new].any() and want.any()
-        np.testing.assert_array_equal(np.delete(rows, new, axis=0), want)
-        assert not larger.whole(f"optimizer.{i}/blocks.2.expand.weight").any()
-
-
 def test_the_steps_begin_again_and_go_on_after_the_old_ones(cluster, tmp_path):
     settings, keep = replace(SETTINGS, dp=2), Keep(str(tmp_path), every=2)
     run = cluster(2, "thread").run
@@ -154,17 +109,3 @@ def test_the_steps_begin_again_and_go_on_after_the_old_ones(cluster, tmp_path):
     again = run(train, OTHER, larger, keep)[0]  # all is done: it neither grows nor trains
     assert again[0] == losses
     assert_same_bits(again[1], state)
-
-
-def test_the_command_learns_another_text_with_a_deeper_model(tmp_path, capsys):
-    for name, words in (("one", "the cat sat. "), ("two", "a dog, a bug! ")):
-        (tmp_path / name).write_text(words * 50)
-    common = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2".split()
-    common += ["--steps", "2", "--sample", "0", "--checkpoint", str(tmp_path / "kept")]
-    assert main([*common, "--text", str(tmp_path / "one"), "--depth", "1"]) == 0
-    capsys.readouterr()
-    more = ["--text", str(tmp_path / "two"), "--depth", "2", "--resume"]
-    assert main([*common, *more]) == 0
-    out = capsys.readouterr().out
-    assert "goes on after step 2, from" in out and "; 1 new block; " in out
-    assert "two, 7 new characters\n" in out and "2 steps in" in out and "certificate: ok" in out

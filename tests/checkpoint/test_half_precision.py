@@ -14,10 +14,8 @@ from minidist.nn.datasets import Batch
 from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.training import setup
 from minidist.training.loop import train
-from minidist.verify.mistakes.register import find
 from tests.checkpoint.causes import of_load, of_scale
 from tests.checkpoint.test_training import SMALL, TEXT, everyday, interrupt
-from tests.planted import planted
 from tests.strategies import assert_same_bits
 
 STEPS, AT = 7, 4
@@ -106,19 +104,6 @@ def test_every_mesh_goes_on_with_the_copies_and_the_scale(cluster, tmp_path, mes
         pytest.fail(cause)
 
 
-@pytest.mark.parametrize("name", ["loss_scale_not_saved", "rounded_weights_saved"])
-def test_what_is_lost_is_named(cluster, tmp_path, name):
-    with planted(name), pytest.raises(pytest.fail.Exception) as failed:
-        test_every_mesh_goes_on_with_the_copies_and_the_scale(cluster, tmp_path, {"tp": 2})
-    assert find(name).diagnosis in str(failed.value)
-
-
-def test_a_count_of_good_steps_that_is_lost_is_named():
-    had, has = LossScale(), LossScale()
-    had.update(False)
-    assert of_scale(has, had) == "the loss scale counts 0 good steps in a row, not 1"
-
-
 @pytest.mark.parametrize(
     "precision, mesh",
     everyday(WAYS, [("float16", {}), *((name, {"pp": 2}) for name in PRECISIONS[1:])]),
@@ -152,12 +137,6 @@ def the_same(found, want):
     assert {str(dtype) for dtype in want.dtypes.values()} == {"float32", "float64"}  # losses: 64
     names = sorted(want.shapes)
     assert_same_bits(*({name: saved.whole(name) for name in names} for saved in (found, want)))
-
-
-def test_a_run_that_goes_on_over_other_axes_is_as_near_as_these_are(cluster, tmp_path, monkeypatch):
-    first, second = settings_of("float16", dp=2), settings_of("float16", tp=2)
-    (_, losses, _), (_, want, _) = both(cluster, tmp_path, monkeypatch, first, second)
-    np.testing.assert_allclose(losses, want, rtol=5e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minidist import Mesh, checkpoint, nn
+from minidist import checkpoint, nn
 from minidist.checkpoint.llama import FUNCTION, HARMLESS, OTHERS, SIZES, STRETCH
-from minidist.hybrid import Hybrid
-from minidist.nn.rotary import Stretched, frequencies
 from tests.strategies import assert_same_bits
 
 CONFIG = {
@@ -167,12 +165,6 @@ def cause(found, given, config):
     return "the logits are not those of the equations"
 
 
-def test_llama_3_stretches_slow_pairs_only():
-    stretched = Stretched(50.0, factor=8.0, low=1.0, high=4.0, context=40.0)
-    ratios = frequencies(8, stretched) / frequencies(8, 50.0)
-    assert ratios[0] == 1 and 1 / 8 < ratios[1] < 1 and (ratios[2:] == 1 / 8).all()
-
-
 def test_older_files_say_the_same_in_other_keys(tmp_path):
     config = {key: value for key, value in CONFIG.items() if key != "rope_parameters"}
     want = checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG))(TOKENS).data
@@ -191,14 +183,6 @@ def test_older_files_say_the_same_in_other_keys(tmp_path):
     older = {"rope_theta": 50.0, "rope_scaling": stretched}
     model = checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), config | older))
     np.testing.assert_array_equal(model(TOKENS).data, want)
-
-
-def test_without_a_number_of_key_and_value_heads_each_query_has_its_own(tmp_path):
-    config = CONFIG | {"num_key_value_heads": 4}
-    for number in (4, None):
-        asked = config | {"num_key_value_heads": number}
-        model = checkpoint.load_llama(saved(tmp_path, arrays(config), asked))
-        assert model.kv_heads == 4
 
 
 def test_angles_and_a_tied_head_that_older_files_hold_are_skipped(tmp_path):
@@ -234,22 +218,6 @@ def test_arrays_that_are_not_those_of_the_config_are_refused(tmp_path, change, c
         checkpoint.load_llama(saved(tmp_path, given, CONFIG | config))
 
 
-@pytest.mark.parametrize(
-    "index, message",
-    [
-        ({"weight_map": {"a": "../model.safetensors"}}, "no weight_map from arrays to files"),
-        ({"weight_map": {"a": 3}}, "no weight_map from arrays to files"),
-        ({}, "no weight_map from arrays to files beside it"),
-        ([], "damaged: it is no JSON object"),
-    ],
-)
-def test_an_index_that_is_none_is_refused(tmp_path, index, message):
-    in_files(tmp_path, arrays(CONFIG), CONFIG)
-    (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=message):
-        checkpoint.load_llama(tmp_path)
-
-
 def test_files_that_are_not_those_of_their_index_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*config.json"):
         checkpoint.load_llama(tmp_path)
@@ -262,16 +230,6 @@ def test_files_that_are_not_those_of_their_index_are_refused(tmp_path):
     (tmp_path / "model-00001-of-00003.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot read .*model-00001-of-00003.safetensors"):
         checkpoint.load_llama(tmp_path)
-
-
-def test_it_is_cut_over_ranks_like_any_other_model(cluster, tmp_path):
-    folder = saved(tmp_path, arrays(CONFIG), CONFIG)
-
-    def worker(group):
-        return Hybrid(checkpoint.load_llama(folder), Mesh(group, dp=1, pp=2, tp=2)).state()
-
-    for state in cluster(4, "thread").run(worker):
-        assert_same_bits(state, checkpoint.load_llama(folder).state())
 
 
 # The config.json.
@@ -306,26 +264,6 @@ def test_another_kind_of_model_is_refused_before_its_keys_are(tmp_path):
     for kind, remedy in [("smollm3", ""), ("gpt2", "; use load_gpt2")]:
         config = {"no_rope_layers": [1], **CONFIG, "model_type": kind}
         refuses(tmp_path, config, rf"model_type = '{kind}', .* 'llama' asks for{remedy}$")
-
-
-def test_the_further_keys_of_published_llamas_change_nothing(tmp_path):
-    want = checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG)).state()
-    smol = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {}}
-    more = smol | {"max_sequence_length": 12, "hidden_act": "swish"}
-    assert_same_bits(
-        checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG | more)).state(), want
-    )
-
-
-def test_a_billion_layers_are_refused_before_they_have_names(tmp_path):
-    config = CONFIG | {"num_hidden_layers": 10**9}
-    refuses(tmp_path, config, r"has 21 arrays for 1000000000 num_hidden_layers")
-
-
-def test_every_key_that_chooses_a_function_has_been_tried():
-    assert WRONG.keys() == FUNCTION.keys()
-    tables = [*FUNCTION, *HARMLESS, *OTHERS, *SIZES]
-    assert len(tables) == len(set(tables))
 
 
 @pytest.mark.parametrize("key", [*SIZES, "num_key_value_heads"])
@@ -421,40 +359,3 @@ def test_every_key_of_their_config_is_known():
     known = {*FUNCTION, *HARMLESS, *OTHERS, *SIZES}
     assert len(written) > 20 < len(read | written)
     assert written | read <= known, (written | read) - known
-
-
-REFUSED = {"hidden_act", "attention_bias", "mlp_bias", "head_dim"}
-
-
-@needs_transformers
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("hidden_act", "gelu"),
-        ("attention_bias", True),
-        ("mlp_bias", True),
-        ("head_dim", 4),
-        ("rms_norm_eps", 0.1),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": 100.0}),
-        ("rope_parameters", {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}),
-        ("rope_parameters", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}),
-        ("rope_parameters", LLAMA3 | {"high_freq_factor": 1.5}),
-        ("attention_dropout", 0.5),
-        ("initializer_range", 0.5),
-        ("pretraining_tp", 2),
-        ("use_cache", False),
-        ("pad_token_id", 3),
-        ("num_labels", 5),
-        ("chunk_size_feed_forward", 2),
-        ("dtype", "float32"),
-    ],
-)
-def test_a_setting_gives_their_logits_or_is_refused(tmp_path, key, value):
-    want = theirs(tmp_path, TOKENS, **{key: value})
-    try:
-        found = checkpoint.load_llama(tmp_path)(TOKENS).data
-    except ValueError as error:
-        assert "has rope_type = " in str(error) if key == "rope_parameters" else key in REFUSED
-    else:
-        assert key not in REFUSED
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-4)

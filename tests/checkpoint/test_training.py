@@ -13,11 +13,10 @@ from minidist import checkpoint
 from minidist.checkpoint import Keep
 from minidist.cli import main
 from minidist.errors import RankFailed
-from minidist.nn.datasets import Text, digit_images
+from minidist.nn.datasets import Text
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
-from minidist.training.settings import DEFAULTS, Settings
-from minidist.training.setup import description
+from minidist.training.settings import Settings
 from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits
 
@@ -118,15 +117,6 @@ def test_a_run_that_goes_on_on_another_mesh_is_within_the_bound(
     assert (comparison := compare([state], want[1])).ok, comparison
 
 
-def test_digits_go_on_with_their_running_statistics(cluster, interrupted):
-    settings, data = Settings(steps=3, batch=20, dp=2), digit_images()
-    want = cluster(2, "thread").run(train, data, settings)[0]
-    losses, state = interrupted(settings, data=data, at=2)
-    assert losses == want[0]
-    assert_same_bits(state, want[1])
-    assert any("running_var" in name for name in state)
-
-
 @pytest.mark.parametrize(
     "settings, text, message",
     [
@@ -144,19 +134,6 @@ def test_a_run_that_was_told_something_else_does_not_go_on(
     keep = Keep(str(tmp_path), resume=True)
     with pytest.raises(RankFailed, match=message):
         cluster(1, "thread").run(train, text, replace(SMALL, **settings), keep)
-
-
-def test_a_run_on_text_does_not_go_on_with_digits(tmp_path, cluster):
-    cluster(1, "thread").run(train, TEXT, Settings(steps=1, width=4, batch=5), Keep(str(tmp_path)))
-    run = description(digit_images(), Settings(width=4, batch=5))
-    with pytest.raises(ValueError, match="of a run on five characters, not on handwritten digits"):
-        Keep(str(tmp_path), resume=True).saved(run, DEFAULTS)
-
-
-def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
-    checkpoint.save(tmp_path, {"a": np.ones(3)}, 1)
-    with pytest.raises(ValueError, match=r"is not from `minidist train`; use checkpoint.load"):
-        Keep(str(tmp_path), resume=True).saved({}, DEFAULTS)
 
 
 TINY = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2 --depth 1"
@@ -228,49 +205,6 @@ def damage(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-
-
-def test_a_run_goes_on_from_an_older_checkpoint_though_the_newest_is_whole(tmp_path, capsys):
-    kept = tmp_path / "kept"
-    more = ["--checkpoint", kept, "--every", 1, "--steps", 3]
-    command(capsys, *more)
-    (kept / "step-00000009").mkdir()  # a run died there, before there was a manifest
-    out = command(capsys, *more, "--resume", "--resume-from", 3).out
-    assert "aside" not in out and "no update is left" in out
-    out = command(capsys, *more, "--resume-from", 2).out
-    assert "goes on after step 2" in out and "1 step in" in out
-    assert {path.name for path in kept.iterdir()} == {
-        "step-00000002",
-        "aside-step-00000003",
-        "step-00000003",
-        "step-00000009",
-    }
-
-
-def test_newer_checkpoints_keep_their_names_until_all_ranks_have_read_the_older_one(
-    tmp_path, cluster
-):
-    keep, two = Keep(str(tmp_path), every=2), replace(SMALL, dp=2)
-    want = cluster(2, "thread").run(train, TEXT, two, keep)[0]
-    with pytest.raises(ValueError, match="a run goes on from step 4 only with resume=True"):
-        replace(keep, step=4)
-    back = replace(keep, resume=True, step=4)
-    with pytest.raises(RankFailed, match="is of a run with width = 12, not 16"):
-        cluster(2, "thread").run(train, TEXT, replace(two, width=16), back)
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", "step-00000005"}
-    losses, state = cluster(2, "thread").run(train, TEXT, two, back)[0]
-    assert losses == want[0]
-    assert_same_bits(state, want[1])
-    kept = {"aside-step-00000005", "step-00000004", "step-00000005"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_ranks_that_find_damage_say_what_is_whole(tmp_path, cluster):
-    keep = Keep(str(tmp_path), every=2)
-    cluster(1, "thread").run(train, TEXT, replace(SMALL, steps=4), keep)
-    damage(tmp_path / "step-00000004" / "rank-000.safetensors")
-    with pytest.raises(RankFailed, match="the checkpoint of step 2 is whole: go on from it with"):
-        cluster(1, "thread").run(train, TEXT, SMALL, replace(keep, resume=True))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from minidist.checkpoint import Part, Saved, parts_of, restore
 from minidist.checkpoint.parts import about
 from minidist.hybrid import Hybrid
 from tests.checkpoint.causes import of_load
-from tests.planted import planted
 from tests.strategies import assert_same_bits
 
 MESHES = [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}]
@@ -102,25 +101,3 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
             break
         crashes += 1
     assert crashes > 8 and newest == sorted(newest) and {2, 3} == set(newest)
-
-
-@pytest.mark.parametrize(
-    "name", ["shard_of_another_rank", "step_not_saved", "averages_not_saved", "manifest_first"]
-)
-def test_what_is_lost_is_named(cluster, tmp_path, monkeypatch, name):
-    from minidist.verify.mistakes.register import find
-
-    with planted(name), pytest.raises(pytest.fail.Exception) as failed:
-        if name == "manifest_first":
-            test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch)
-        else:
-            test_a_load_loses_nothing(cluster, tmp_path, MESHES[0])
-    assert find(name).diagnosis in str(failed.value)
-
-
-def test_numbers_that_nobody_saved_have_no_owner():
-    model = nn.MLP([2, 1])
-    parts = parts_of(model, optim.SGD(model.parameters(), lr=0.1))
-    whole = {part.cut.name: part.on_host() + 1 for part in parts}
-    said = "layers.0.weight: rank 0 holds numbers that were not saved"
-    assert of_load([(parts, 0)], whole, 0) == said
