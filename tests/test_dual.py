@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.autograd import gradcheck
 from minidist.autograd.losses import IGNORED, counted
 from minidist.nn.embedding import BEGIN, END, PAD
 from minidist.nn.generate import translate
 from minidist.rng import Randomness
 from minidist.verify.strategies.cases import random_weights
 from tests.nn.differences import assert_gradients_are_differences
-from tests.planted import planted
 from tests.strategies import assert_same_bits, gradients, watch_dtypes
 
 U, V, S, T = 9, 7, 5, 4
@@ -61,32 +59,11 @@ def with_weight(weight, read="soft"):
     return gradient_of(model_of(weight, read))
 
 
-def reconstruction(read):
-    """Return {name: gradient or None} of the reconstruction alone."""
-    model = model_of(1.0, read)
-    written = model.reconstruct(model.there(TOKENS), BACK_TOKENS)
-    nn.cross_entropy(written, BACK_TARGETS, counted(BOTH)).backward()
-    return gradients(model)
-
-
-def times_counted(read, alone):
-    """Return how often the gradient at weight 1 has the reconstruction's, by least squares."""
-    without, found = with_weight(0), with_weight(1.0, read)
-    terms = [(g, found[name] - without[name]) for name, g in alone.items() if g is not None]
-    return sum((a * b).sum() for a, b in terms) / sum((a * a).sum() for a, _ in terms)
-
-
 def test_rows_and_targets_of_the_way_back_are_made_of_the_same_rows():
     model = model_of()
     np.testing.assert_array_equal(model.turned(TOKENS), BACK_TOKENS)
     np.testing.assert_array_equal(model.targets(TOKENS), BOTH)
     assert model.targets(TOKENS[:0]).shape == (0, T + S + 1)
-
-
-def test_a_source_and_a_target_without_words_are_their_end():
-    tokens = np.array([[PAD] * S + [BEGIN] + [PAD] * (T - 1)])
-    want = [[END] + [IGNORED] * (T - 1) + [END] + [IGNORED] * S]
-    np.testing.assert_array_equal(model_of().targets(tokens), want)
 
 
 def test_parameters_have_the_names_of_both_and_are_in_one_vector():
@@ -101,12 +78,6 @@ def test_parameters_have_the_names_of_both_and_are_in_one_vector():
     assert_same_bits(model.state(), state)
     model.load_state(random_weights(nn.Dual(*translators())).state())
     assert (model.state()["back.head.linear.weight"] != state["back.head.linear.weight"]).all()
-
-
-def test_a_name_begins_the_names_of_a_translator_and_no_name_leaves_them():
-    one, other = translators(names=("", "other"))
-    assert next(iter(one.named_parameters())) == "embedding.source.token.weight"
-    assert [f"other.{name}" for name in one.named_parameters()] == list(other.named_parameters())
 
 
 def test_the_loss_against_its_formula():
@@ -137,27 +108,6 @@ def test_gradients_of_a_soft_reading_are_differences_also_with_dropout():
     assert_gradients_are_differences(model, lambda: loss_of(model, randomness))
 
 
-def test_a_soft_reading_of_a_certain_translator_is_a_hard_one():
-    for read in nn.dual.READS:
-        model = model_of(1.0, read)
-        model.there.layers[-1].linear.weight.data[...] *= 1e4
-        last = model(TOKENS).data[:, -(S + 1) * U :]
-        if read == "soft":
-            soft = last
-    np.testing.assert_allclose(soft, last, rtol=1e-12)
-
-
-def test_reading_the_right_words_is_the_way_back_with_the_same_dropout():
-    model, randomness = model_of(dropout=0.3), Randomness(0, 0, np.arange(3))
-    certain = np.full((3, T, V), -1e4)
-    np.put_along_axis(certain[:, :-1], TOKENS[:, S + 1 :, None], 0, axis=2)
-    want = model.back(BACK_TOKENS, randomness).data
-    for model.read in nn.dual.READS:
-        found = model.reconstruct(nn.module.Tensor(certain), BACK_TOKENS, randomness).data
-        np.testing.assert_allclose(found, want, rtol=1e-12, err_msg=model.read)
-    assert not np.allclose(want, model.back(BACK_TOKENS, Randomness(0, 1, np.arange(3))).data)
-
-
 def test_a_hard_reading_is_the_way_back_on_the_words_that_were_written():
     model = model_of(0.7, "hard")
     model.there.layers[-1].linear.weight.data[:, PAD] = 0  # for PAD is never the first choice
@@ -174,16 +124,6 @@ def test_a_hard_reading_is_the_way_back_on_the_words_that_were_written():
         np.testing.assert_allclose(found[name], want, rtol=1e-9, atol=1e-13, err_msg=name)
 
 
-def test_the_gradient_passes_to_the_first_translator_through_a_soft_reading_alone():
-    without = with_weight(0)
-    for read in nn.dual.READS:
-        found = with_weight(0.7, read)
-        changed = {name for name in found if not np.array_equal(found[name], without[name])}
-        first = {name for name in found if name.startswith("there.")}
-        assert (changed >= first) if read == "soft" else not changed & first, read
-        assert changed >= {name for name in found if name.startswith("back.encoder")}
-
-
 def test_weight_0_is_two_translators_bit_by_bit():
     there, back = (random_weights(model) for model in translators())
     n = counted(BOTH)
@@ -194,29 +134,6 @@ def test_weight_0_is_two_translators_bit_by_bit():
 
 
 @pytest.mark.parametrize("read", nn.dual.READS)
-def test_the_gradient_is_linear_in_the_weight(read):
-    at_0, at_1 = with_weight(0, read), with_weight(1, read)
-    for weight in (0.25, 3.0):
-        for name, found in with_weight(weight, read).items():
-            want = (1 - weight) * at_0[name] + weight * at_1[name]
-            np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-@pytest.mark.parametrize("read", nn.dual.READS)
-def test_the_reconstruction_counts_once(read):
-    times = times_counted(read, reconstruction(read))
-    assert times == pytest.approx(1), f"the reconstruction counts {times:.2f} times, not once"
-
-
-@pytest.mark.parametrize("read", nn.dual.READS)
-def test_a_gradient_that_is_added_twice_is_seen_where_the_loss_is_right(read):
-    alone, loss = reconstruction(read), loss_of(model_of(1.0, read)).item()
-    with planted("reconstruction_added_twice"):
-        assert times_counted(read, alone) == pytest.approx(2)
-        assert loss_of(model_of(1.0, read)).item() == pytest.approx(loss, rel=1e-12)
-
-
-@pytest.mark.parametrize("read", nn.dual.READS)
 def test_padding_counts_in_no_term(read):
     model = model_of(1.0, read)
     for part, name in (model.there, "target"), (model.back, "target"), (model.there, "source"):
@@ -224,28 +141,6 @@ def test_padding_counts_in_no_term(read):
     assert_same_bits(gradient_of(model), with_weight(1.0, read))
     for name in "there.embedding.source", "there.embedding.target", "back.embedding.target":
         assert not gradients(model)[f"{name}.token.weight"][PAD].any(), name
-
-
-def test_what_is_written_from_end_on_is_not_read():
-    model = model_of(1.0)
-    logits = nn.module.Tensor(model.there(TOKENS).data.copy(), requires_grad=True)
-    nn.cross_entropy(model.reconstruct(logits, BACK_TOKENS), BACK_TARGETS, 1).backward()
-    held = TARGETS != IGNORED
-    words = held & (TARGETS != END)
-    np.testing.assert_array_equal(np.abs(logits.grad).max(axis=-1) > 0, words)
-
-
-def test_the_reconstruction_against_central_differences_of_what_is_written():
-    model = model_of()
-    gradcheck(lambda logits: model.reconstruct(logits, BACK_TOKENS), model.there(TOKENS).data)
-
-
-@pytest.mark.parametrize("read", nn.dual.READS)
-def test_parts_of_a_batch_without_examples_have_no_loss(read):
-    model = model_of(1.0, read)
-    loss = model.loss(model(TOKENS[:0]), BOTH[:0], reduction_size=5)
-    loss.backward()
-    assert loss.item() == 0 and not any(g.any() for g in gradients(model).values() if g is not None)
 
 
 @pytest.mark.parametrize("read", nn.dual.READS)

@@ -77,17 +77,6 @@ def test_a_piece_is_read_where_it_is_in_the_text():
         assert np.allclose(in_pieces(model, tokens, pieces), want, rtol=0, atol=1e-9), cause
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_fewer_bits_are_as_near_as_their_rounding(dtype):
-    model = random_weights(nn.Llama(7, 16, 4, 2, 2, 12, dtype=dtype))
-    tokens = texts(model, 2)
-    with no_grad():
-        want = model(tokens).data
-    found = in_pieces(model, tokens, [5, *[1] * 7])
-    assert found.dtype == want.dtype == dtype
-    np.testing.assert_allclose(found, want, atol=20 * np.finfo(dtype).eps * abs(want).max())
-
-
 @pytest.mark.gpu
 def test_a_gpu_decodes_what_the_host_does():
     model, tokens = llama(), texts(llama(), 2)
@@ -96,28 +85,6 @@ def test_a_gpu_decodes_what_the_host_does():
     found = np.concatenate([to_host(piece) for piece in pieces], axis=1)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-9)
     assert on_gpu(decoder.caches[0].kv)
-
-
-def test_the_model_stays_as_it_was_and_shares_its_weights():
-    model, tokens = llama(dropout=0.5), texts(llama(), 2)
-    attend, rates = model.layers[1].attention.attend, [d.rate for d in model.modules(nn.Dropout)]
-    decoder = CachedDecoder(model)
-    decoder(tokens)
-    assert model.layers[1].attention.attend is attend
-    assert [d.rate for d in model.modules(nn.Dropout)] == rates == [0.5] * 7
-    mine, its = model.named_parameters(), decoder.model.named_parameters()
-    assert mine.keys() == its.keys() and all(mine[name] is its[name] for name in mine)
-
-
-def test_a_decoder_begins_again_with_other_weights_and_another_batch():
-    model = llama()
-    decoder = CachedDecoder(model)
-    decoder(texts(model, 3))
-    random_weights(model, seed=1)
-    decoder.begin()
-    with no_grad():
-        want = model(texts(model, 2)).data
-    np.testing.assert_allclose(decoder(texts(model, 2)).data, want, rtol=1e-12)
 
 
 def test_what_is_kept_is_2_L_B_K_T_D_numbers_and_grouped_queries_keep_less():

@@ -98,14 +98,6 @@ def test_adagrad_divides_by_the_length_of_all_gradients_so_far(seed):
     compare(got, before, gradients, adagrad, lr=0.1, eps=1e-6)
 
 
-def test_adagrad_leaves_alone_what_has_never_had_a_gradient():
-    model = nn.MLP([2, 2])
-    before = model.state()
-    train(model, optim.Adagrad(model.parameters(), lr=0.1), [dict.fromkeys(before)])
-    for name, array in model.state().items():
-        np.testing.assert_array_equal(array, before[name])
-
-
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_a_step_at_some_positions_is_a_step_whose_other_gradients_are_zero(kind, dtype):
@@ -124,35 +116,6 @@ def test_a_step_at_some_positions_is_a_step_whose_other_gradients_are_zero(kind,
         sparse.step_at(positions, gradient[positions])
         np.testing.assert_array_equal(*[m.layers[0].flat.vector for m in models], strict=True)
     np.testing.assert_array_equal(dense.state, sparse.state)
-
-
-class Twice(optim.SGD):
-    """A rule that writes its piece twice: in float16 the first time would round it."""
-
-    def rule(self, p, g):
-        super().rule(p, g)
-        super().rule(p, g)
-
-
-def test_a_step_at_some_positions_in_half_precision_rounds_once_whatever_the_rule():
-    models = [nn.MLP([50, 40], dtype="float16") for _ in range(2)]
-    dense, sparse = (Twice(m.parameters(), 0.1) for m in models)
-    flats = [m.layers[0].flat for m in models]
-    gradient = np.random.default_rng(0).standard_normal(flats[0].size).astype("float16")
-    for p, view in zip(models[0].parameters(), flats[0].views(gradient), strict=True):
-        p.grad = view
-    dense.step()
-    sparse.step_at(np.arange(len(gradient)), gradient)
-    np.testing.assert_array_equal(flats[0].vector, flats[1].vector, strict=True)
-
-
-def test_a_step_at_takes_positions_and_gradient_from_the_host(device):
-    model = nn.MLP([2, 3], dtype="float64").to(device)
-    before = model.state()["layers.0.bias"]
-    model.freeze("layers.0.weight")
-    optim.Adagrad(model.parameters(), 0.5).step_at(np.array([2, 0]), np.array([1.0, -3.0]))
-    moved = model.state()["layers.0.bias"] - before
-    np.testing.assert_allclose(moved, [0.5, 0, -0.5], rtol=1e-6)
 
 
 def test_a_step_at_some_positions_is_refused_where_zero_gradients_matter():
@@ -191,17 +154,6 @@ def test_a_vector_longer_than_a_piece_gets_the_same_rule(kind, device):
     compare(got, before, gradients, sgd if kind == "SGD" else adam, weight_decay=0.1, **options)
 
 
-def test_the_gradient_that_a_strategy_assigned_is_the_one_that_is_used():
-    model = nn.MLP([2, 2], dtype="float64")
-    before = model.state()
-    model(np.ones((1, 2))).sum().backward()
-    for p in model.parameters():
-        p.grad = np.full(p.shape, 3.0)  # a fresh array, as a collective returns it
-    optim.SGD(model.parameters(), lr=1).step()
-    for name, array in model.state().items():
-        np.testing.assert_array_equal(array, before[name] - 3)
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {})],
@@ -215,21 +167,6 @@ def test_no_gradient_counts_as_gradient_zero(kind, options):
         train(model, optimizer, [first, first | {"layers.0.weight": missing}])
         results.append(model.state()["layers.0.weight"])
     np.testing.assert_array_equal(*results)
-
-
-def test_zero_grad_forgets_and_the_learning_rate_may_change_between_steps():
-    model = nn.MLP([1, 1], dtype="float64")
-    optimizer = optim.SGD(model.parameters(), lr=1)
-    before = model.state()
-    assign(model, {name: np.ones(p.shape) for name, p in before.items()})
-    optimizer.zero_grad()
-    assert all(p.grad is None for p in model.parameters())
-    assign(model, {name: np.ones(p.shape) for name, p in before.items()})
-    optimizer.lr = 0.25
-    optimizer.step()
-    for name, array in model.state().items():
-        np.testing.assert_array_equal(array, before[name] - 0.25)
-    assert optimizer.steps == 1
 
 
 def test_an_optimizer_leaves_other_parameters_of_the_same_vector_alone():
@@ -304,14 +241,6 @@ def test_clipping_adds_up_the_squares_of_all_ranks():
     np.testing.assert_allclose(model.layers[0].bias.data, [-0.4])
 
 
-def test_clipping_below_the_norm_changes_no_gradient():
-    model = nn.MLP([1, 1], dtype="float64")
-    assigned = {"layers.0.weight": np.array([[3.0]]), "layers.0.bias": None}
-    assign(model, assigned)
-    assert optim.SGD(model.parameters(), lr=1).clip_global_norm(5) == 3
-    np.testing.assert_array_equal(model.layers[0].weight.grad, [[3]])
-
-
 @pytest.mark.parametrize("change", ["freeze", "flatten", "astype"])
 def test_an_optimizer_made_before_the_vectors_changed_is_an_error_at_its_step(change):
     model = nn.MLP([2, 2])
@@ -351,13 +280,6 @@ def test_a_setting_that_is_nonsense_is_refused_at_once_and_between_steps(kind, n
         np.testing.assert_array_equal(array, before[name])
 
 
-@pytest.mark.parametrize("max_norm", [-1, math.nan, None])
-def test_a_norm_to_clip_to_is_a_number_from_zero(max_norm):
-    optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="max_norm must be a number, at least 0, not"):
-        optimizer.clip_global_norm(max_norm)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_an_eps_that_the_weights_dtype_rounds_to_zero_is_refused(dtype):
     """Half precision is updated in float32."""
@@ -366,27 +288,6 @@ def test_an_eps_that_the_weights_dtype_rounds_to_zero_is_refused(dtype):
         rule(nn.MLP([2, 2], dtype=dtype).parameters(), lr=0.1, eps=1e-30).step()
         with pytest.raises(ValueError, match=f"eps=1e-50 is 0 in {dtype}"):
             rule(nn.MLP([2, 2], dtype=dtype).parameters(), lr=0.1, eps=1e-50)
-
-
-def test_momentum_may_be_turned_off_between_steps():
-    model = nn.MLP([2, 2], dtype="float64")
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for momentum in (0.9, 0.0):
-        before, optimizer.momentum = model.state(), momentum
-        assign(model, {name: np.ones(w.shape) for name, w in before.items()})
-        optimizer.step()
-    for name, array in model.state().items():
-        np.testing.assert_allclose(array, before[name] - 0.1)
-
-
-def test_momentum_cannot_be_turned_on_between_steps():
-    optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
-    optimizer.step()
-    optimizer.momentum = 0.9
-    with pytest.raises(
-        ValueError, match=r"began with 0 state arrays and now needs 1 .*; make a new"
-    ):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "AdamW"])
@@ -421,24 +322,6 @@ def test_a_graph_whose_weights_were_updated_is_not_run_backward():
             p.grad = None
 
 
-def test_a_numpy_learning_rate_widens_nothing():
-    model = nn.MLP([2, 2])
-    model.parameters()[0].grad = np.ones((2, 2), "float32")
-    optimizer = optim.SGD(model.parameters(), np.float64(0.1))
-    optimizer.step()
-    assert type(optimizer.lr) is float
-
-
-def test_parameters_outside_a_flat_vector_are_an_error():
-    with pytest.raises(ValueError, match="call flatten"):
-        optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-
-
-def test_an_optimizer_without_a_rule_cannot_step():
-    with pytest.raises(NotImplementedError):
-        optim.Optimizer(nn.MLP([2, 2]).parameters(), lr=0.1).step()
-
-
 def test_the_norm_of_parts_of_parameters_is_no_global_norm():
     whole = nn.Linear(4, 6, dtype="float64")
     whole.weight = whole.weight.part(nn.Shard(1, np.arange(3), 6))
@@ -449,15 +332,6 @@ def test_the_norm_of_parts_of_parameters_is_no_global_norm():
     assert optimizer.clip_global_norm(1.0, lambda own: 4.0) == 2.0
 
 
-def test_a_graph_that_did_not_use_what_was_updated_runs_backward():
-    model = nn.MLP([3, 2], dtype="float64")
-    weight, bias = model.parameters()
-    loss = (weight * weight).sum()
-    optim.SGD([bias], lr=0.1).step()
-    loss.backward()
-    np.testing.assert_allclose(weight.grad, 2 * weight.data)
-
-
 @pytest.mark.parametrize("change", ["flatten", "to"])
 def test_a_graph_is_as_old_after_its_vectors_were_laid_anew(change):
     model = nn.MLP([3, 2], dtype="float64")
@@ -466,13 +340,6 @@ def test_a_graph_is_as_old_after_its_vectors_were_laid_anew(change):
     getattr(model, change)(*(["cpu"] if change == "to" else []))
     with pytest.raises(ValueError, match="was updated after the forward pass"):
         loss.backward()
-
-
-def test_a_part_made_by_hand_has_no_global_norm_of_its_own():
-    part = nn.Parameter(np.ones((2, 2)), "part", nn.Shard(1, np.arange(2), 4))
-    nn.FlatParameters([part])
-    with pytest.raises(ValueError, match=r"alone is not the global one.*pass sum_squares="):
-        optim.SGD([part], lr=0.1).clip_global_norm(1.0)
 
 
 @pytest.mark.gpu

@@ -3,12 +3,13 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.autograd import deferred, functions, recompute
-from minidist.autograd.deferred import Product
+from minidist.autograd.deferred import Product, sum_of
 from minidist.rng import Randomness
 from tests.strategies import arrays, gradients, leaf, mlps, seeds, transformers
 
@@ -125,3 +126,13 @@ def test_of_a_weight_used_twice_the_hook_waits_for_both_and_both_are_one_product
         y.backward(arrays(n, 4, seed=n + 5))
     np.testing.assert_allclose(w.grad, want.grad, rtol=1e-12)
     np.testing.assert_array_equal(calls[-1], w.grad)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_product_is_written_where_it_should_be(dtype, place):
+    a, b = (place(arrays(5, n, seed=n, dtype=dtype)) for n in (3, 4))
+    product, out = Product(a, b), place(np.empty((3, 4), dtype))
+    assert product(out=out) is out and product().dtype == dtype
+    np.testing.assert_array_equal(np.asarray(out.tolist()), np.asarray(product().tolist()))
+    both = sum_of([product, Product(a[:2], b[:2])])
+    assert both.a.shape == (7, 3)
