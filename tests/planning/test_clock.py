@@ -3,12 +3,10 @@
 import itertools
 from collections import defaultdict
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.planning.clock import TaskGraph
-from tests.planted import planted
 
 
 @st.composite
@@ -64,33 +62,3 @@ def check(tasks):
 @given(tasks=task_graphs())
 def test_a_clock_that_ticks_says_the_same(tasks):
     check(tasks)
-
-
-def test_a_device_that_does_two_tasks_at_once_is_named():
-    tasks = TaskGraph()
-    tasks.add("a", "rank", 2)
-    tasks.add("b", "rank", 2)
-    with planted("links_without_queues"), pytest.raises(AssertionError, match="two tasks at once"):
-        check(tasks)
-
-
-@given(tasks=task_graphs())
-def test_no_replay_is_shorter_than_its_longest_path_or_its_busiest_device(tasks):
-    n, ends = len(tasks.names), [end for _, end in tasks.times()]
-    paths, work = list(tasks.seconds), defaultdict(int)
-    for task in range(n):
-        work[tasks.devices[task]] += tasks.seconds[task]
-        for other in tasks.following[task]:
-            paths[other] = max(paths[other], paths[task] + tasks.seconds[other])
-    assert all(end >= path for end, path in zip(ends, paths, strict=True))
-    assert max(max(paths), max(work.values())) <= max(ends) <= sum(tasks.seconds)
-    assert [end for _, end in tasks.times()] == ends
-
-
-def test_the_picture_of_the_file():
-    tasks = TaskGraph()
-    a = tasks.add("A", 0, 2)
-    b = tasks.add("B", 1, 1)
-    m = tasks.add("m", "link", 3, [b])
-    tasks.add("C", 0, 1, [m, a])
-    assert tasks.times() == [(0, 2), (0, 1), (1, 4), (4, 5)]

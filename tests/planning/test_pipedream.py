@@ -2,13 +2,12 @@
 
 from fractions import Fraction
 from itertools import combinations, pairwise, product
-from math import inf, lcm, prod
+from math import lcm, prod
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.pipeline_parallel.partition import partition
 from minidist.pipeline_parallel.pipedream import pipedream_programs
 from minidist.planning import simulate
 from minidist.planning.pipedream import (
@@ -19,8 +18,6 @@ from minidist.planning.pipedream import (
     sum_seconds,
     transfer_seconds,
 )
-from minidist.verify.mistakes.register import find
-from tests.planted import planted
 from tests.strategies import compositions, profiles
 
 LEVELS = [[(1, 3)], [(3, 5)], [(4, 1)], [(2, 4), (2, 1)], [(2, 2), (3, 1)], [(2, 8), (1, 1)]]
@@ -101,43 +98,13 @@ def test_a_plan_takes_what_its_stages_take(cost, want):
     assert [flat for stage in stages for flat in stage.flat()] == want
 
 
-@pytest.mark.parametrize("name", ["stage_counted_twice", "sums_of_replicas_are_free"])
-def test_what_a_wrong_planner_counts_is_named(name):
-    with planted(name), pytest.raises(pytest.fail.Exception) as failed:
-        test_a_plan_takes_what_its_stages_take("paper", [(0, 2, 3), (2, 3, 1)])
-    assert find(name).diagnosis in str(failed.value)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(profiles(4), st.sampled_from(LEVELS), st.sampled_from(COSTS))
 def test_the_seconds_are_those_of_the_stages_and_no_other_plan_has_less(profile, levels, cost):
     stages, seconds = planned(profile, levels, cost)
     plans = list(every_plan(0, len(profile), levels))
     assert stages in plans
     assert seconds == min(price(profile, plan, levels, cost) for plan in plans)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(
-    profiles(6),
-    st.sampled_from([*LEVELS, [(6, 2)], [(3, 4), (2, 1)], [(2, 9), (2, 3), (2, 1)]]),
-    st.sampled_from(COSTS),
-)
-def test_no_plan_has_less_on_longer_profiles_and_three_levels(profile, levels, cost):
-    _, seconds = planned(profile, levels, cost)
-    plans = every_plan(0, len(profile), levels)
-    assert seconds == min(price(profile, plan, levels, cost) for plan in plans)
-
-
-@settings(max_examples=30, deadline=None)
-@given(profiles(4), st.sampled_from(LEVELS), st.sampled_from(COSTS))
-def test_stages_have_all_layers_once_in_order_and_all_ranks(profile, levels, cost):
-    ranks = prod(units for units, _ in levels)
-    stages, _ = pipedream(profile, ranks, levels, cost)
-    assert [i for first, stop, _ in stages for i in range(first, stop)] == [*range(len(profile))]
-    assert sum(replicas for _, _, replicas in stages) == ranks
-    assert all(stop > first and replicas >= 1 for first, stop, replicas in stages)
 
 
 def loads(profile, stages, levels, cost, copies=1, waits=0):
@@ -199,27 +166,6 @@ def test_replicas_may_wait_for_their_own_next_minibatch():
     assert simulated_seconds(profile, stages, [(3, 1)], "paper") == Fraction(27, 4)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_with_weights_that_cost_too_much_to_sum_it_only_cuts_layers(ranks):
-    profile = [(seconds, 0, 10**9) for seconds in (3, 1, 4, 1, 5, 9)]
-    stages, seconds = pipedream(profile, ranks, 1)
-    want = partition([seconds for seconds, _, _ in profile], ranks)
-    assert seconds == max(sum(profile[i][0] for i in part) for part in want)
-    assert all(replicas == 1 for _, _, replicas in stages)
-
-
-@pytest.mark.parametrize("cost", COSTS)
-def test_with_activations_that_cost_too_much_it_is_data_parallelism(cost):
-    """4 (k - 1) / k w / bandwidth: what the released optimizer adds to one replica's time."""
-    profile = [(8, 10**9, 5), (4, 10**9, 3)]
-    w, k = 8, 4
-    stages, seconds = pipedream(profile, k, 2, cost)
-    if cost == "paper":
-        assert stages == [(0, 2, k)] and seconds == max(12, Fraction(2 * (k - 1) * w, 2)) / k
-    alone = pipedream([(12, 10**9, w)], k, 2, "released")
-    assert alone == ([(0, 1, k)], (12 + Fraction(4 * (k - 1) * w, k * 2)) / k)
-
-
 def test_a_minibatch_does_not_change_the_node_inside_of_a_replicated_pipeline():
     (outer,), _ = nested([(3, 0, 80), (6, 0, 0)], 6, [(3, 1), (2, 1000)])
     assert outer.replicas == 2 and [s.replicas for s in outer.inside] == [1, 2]
@@ -247,9 +193,9 @@ def vgg_16(flops, batch=64):
     return profile
 
 
-@pytest.mark.parametrize("ranks, rate", [(4, 1.25e9), (8, 1.25e9), (16, 3.125e9)])
+@pytest.mark.parametrize("ranks, rate", [(4, 1.25e9), (16, 3.125e9)])
 def test_vgg_16_has_one_rank_for_its_large_layers_as_in_the_authors_plans(ranks, rate):
-    """3-1, 7-1, 15-1: models/vgg16/gpus=4, 8, 16/hybrid_conf.json of msr-fiddle/pipedream.
+    """3-1, 15-1: models/vgg16/gpus=4, 16/hybrid_conf.json of msr-fiddle/pipedream.
 
     8.9e12 FLOPs per second make it 0.67 s per minibatch, as in the profile published there. The
     cut may be at another layer than theirs, which is behind the last convolution: layers of almost
@@ -262,22 +208,3 @@ def test_vgg_16_has_one_rank_for_its_large_layers_as_in_the_authors_plans(ranks,
     assert [replicas for _, _, replicas in stages] == [ranks - 1, 1]
     (_, _, _), (first, last, _) = stages
     assert first <= 18 and last == 21  # all three large layers are on the one rank
-
-
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (([], 1, 1), "no layer"),
-        (([(1, 1, 1)], 0, 1), "no pipeline on 0 ranks"),
-        (([(1, 1, 1)], 1.5, 1), "no pipeline on 1.5 ranks"),
-        (([(1, 1, 1)], 4, [(2, 1), (3, 1)]), "no levels of 4 ranks"),
-        (([(1, 1, 1)], 4, 0), "no levels of 4 ranks"),
-        (([(1, 1)], 4, 1), "layer 0 has the profile"),
-        (([(1, 1, 1), (1, -1, 1)], 4, 1), "layer 1 has the profile"),
-        (([(inf, 1, 1)], 4, 1), "layer 0 has the profile"),
-        (([(1, 1, 1)], 1, 1, "free"), "unknown cost 'free'; choose one of paper, released"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        pipedream(*given)

@@ -1,13 +1,12 @@
 """A year of training: where its seconds go, against closed forms."""
 
 from dataclasses import replace
-from math import exp, expm1, inf, nan, sqrt
+from math import inf, sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.planning import year_of_training
 from minidist.planning.year_of_training import DAY, Run, Slowdown, closed_form, replay
 
 CALM = Run(hosts=4, interval=90, save=10, restart=60, failures=1e30)
@@ -43,21 +42,6 @@ def test_without_failures_saves_take_their_share_of_each_interval():
     assert replay(CALM, 1050).useful == 950  # an interval that is not saved yet
 
 
-@pytest.mark.parametrize("interval", [200, 1000, 4000])
-def test_the_goodput_is_dalys_if_hosts_are_alike_and_replaced_at_once(interval):
-    """M = 1 h, R = 60 s: a goodput of 0.87, 0.82 and 0.52, within 2 % after 2,000 failures."""
-    run = replace(BUSY, interval=interval)
-    q = expm1((interval + 10) / 3600) * exp(60 / 3600) * 3600 / interval
-    assert closed_form(run) == pytest.approx(1 / q)
-    assert replay(run, 2000 * 3600).goodput == pytest.approx(1 / q, rel=0.02)
-
-
-def test_a_failure_loses_as_much_as_the_closed_form_of_lesson_22():
-    spent = replay(BUSY, 1000 * 3600)
-    lost = 3600 - 100 / expm1(100 / 3600)
-    assert spent.lost / spent.failures == pytest.approx(lost, rel=0.1)
-
-
 def test_without_spares_all_wait_for_a_repair_and_an_elastic_run_trains():
     run = replace(BUSY, spares=0, repair=1800)
     waits, goes_on = replay(run, 30 * DAY), replay(replace(run, elastic=1), 30 * DAY)
@@ -77,14 +61,6 @@ def test_a_step_takes_hosts_over_n_as_long_on_n_hosts():
     assert 0 < first < trained and spent.slow == pytest.approx((trained - first) / 2)
 
 
-def test_one_host_fails_half_as_often_as_two():
-    """The first of two breaks after F/2, the other one F later; then all wait."""
-    run = Run(2, 1e5, 0, 0, failures=1e3, repair=1e12, elastic=1)
-    found = [replay(run, 1e5, seed) for seed in range(1000)]
-    before = sum(spent.seconds - spent.waiting for spent in found) / len(found)
-    assert before == pytest.approx(1.5e3, rel=0.1)
-
-
 def test_all_wait_for_the_slowest_of_each_kind_and_kinds_add_up():
     """Always slow: a device twice as long, a link of a tenth of the step four times as long."""
     slow = (Slowdown(1e-9, 1e30, 2), Slowdown(1e-9, 1e30, 4, part=0.1))
@@ -99,15 +75,6 @@ def test_the_share_of_slow_time_is_that_of_any_slow_host():
     trained = spent.useful + spent.slow
     some = 1 - (10 / 11) ** 4
     assert spent.slow / trained == pytest.approx(2 / 3 * some, rel=0.1)
-
-
-def test_a_slow_host_that_breaks_is_no_longer_slow():
-    """All hosts are slow soon, and break one by one: the time goes on, and the last one trains."""
-    slow = (Slowdown(5, 1e6, 2),)
-    run = Run(4, 100, 10, 10, failures=400, repair=1e9, elastic=1, slowdowns=slow)
-    spent = replay(run, 3000)
-    assert spent.seconds == pytest.approx(3000) and min(vars(spent).values()) >= 0
-    assert spent.failures == 4 and spent.waiting > 0
 
 
 def test_a_slow_host_is_evicted_at_the_next_save_and_no_work_is_lost():
@@ -130,18 +97,10 @@ def test_nobody_is_evicted_without_a_spare_and_repairs_bring_the_host_back():
     assert one.waiting == 0
 
 
-@pytest.mark.parametrize("lasts", [50, 2000])
-def test_to_evict_pays_if_what_is_left_of_a_slow_time_is_longer_than_a_restart(lasts):
-    """Half speed: 25 s or 1000 s are lost if the host stays, a restart takes 60."""
-    run = replace(CALM, interval=20, save=0, slowdowns=(Slowdown(8000, lasts, 2),), spares=10**4)
-    stays, leaves = replay(run, 1e6), replay(replace(run, evict=0), 1e6)
-    assert (leaves.goodput > stays.goodput) == (lasts / 2 > 60)
-
-
 def test_patience_pays_where_short_and_long_slow_times_are_mixed():
     slow = (Slowdown(2000, 30, 2), Slowdown(1e5, 1e6, 2))
     run = replace(CALM, interval=20, save=0, slowdowns=slow, spares=10**5)
-    at_once, later, never = (replay(replace(run, evict=s), 1e6).goodput for s in (0, 150, inf))
+    at_once, later, never = (replay(replace(run, evict=s), 4e5).goodput for s in (0, 150, inf))
     assert later > at_once > never, "slow for so long: since it began"
 
 
@@ -155,17 +114,6 @@ def test_the_fastest_links_take_part_and_all_wait_for_the_slowest_of_them():
     assert alike.slow == pytest.approx(0, abs=1e-9)
 
 
-def test_a_slow_spare_makes_all_slow_until_the_fast_host_is_repaired():
-    """M = 5,000 s, repairs of 500 s: its link, 11 times as long, is in use for 1/11 of the time."""
-    run = replace(CALM, hosts=2, interval=20, save=0, restart=0, failures=1e4, repair=500)
-    run = replace(run, spares=1, links=(1, 1, 11), linked=0.1)
-    at_save, at_failure = replay(replace(run, evict=0), 2e6), replay(run, 2e6)
-    assert at_save.slow / 2e6 == pytest.approx(1 / 2 / 11, rel=0.15), "half of that time is lost"
-    assert at_failure.slow > 3 * at_save.slow, "a restart alone takes the fast host back"
-    assert at_save.evicted == pytest.approx(0.9 * at_save.failures, rel=0.1)
-    assert replay(replace(run, links=()), 1e5).slow == pytest.approx(0, abs=1e-3)
-
-
 def test_100_000_ranks_for_a_year():
     """The failures of Llama 3's report per rank, on 100,000: 17,000 in a year."""
     M = 54 * DAY / 419 * 16384 / 100_000
@@ -173,57 +121,3 @@ def test_100_000_ranks_for_a_year():
     spent = replay(run)
     assert 16_500 < spent.failures < 18_000
     assert spent.goodput == pytest.approx(closed_form(run), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"hosts": 0},
-        {"hosts": 2.5},
-        {"interval": 0},
-        {"interval": inf},
-        {"save": -1},
-        {"failures": inf},
-        {"repair": 0},
-        {"spares": 1.5},
-        {"broken": 2},
-        {"elastic": 5},
-        {"evict": -1},
-        {"evict": nan},
-        {"linked": 2},
-        {"links": (1, 1, 1)},
-        {"links": (1, 1, 1, 0.5)},
-    ],
-)
-def test_a_run_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        replace(CALM, **wrong)
-    with pytest.raises(ValueError, match="finite"):
-        replay(CALM, 0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"every": 0}, {"lasts": 0}, {"lasts": inf}, {"factor": 0.5}, {"factor": nan}, {"part": 2}],
-)
-def test_a_slowdown_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Slowdown(**{"every": 1, "lasts": 1, "factor": 2} | wrong)
-
-
-@pytest.mark.parametrize(
-    "endless",
-    [
-        {"interval": 1e-20, "save": 0},  # no clock goes on by that
-        {"failures": 1e-9, "broken": 0},
-        {"slowdowns": (Slowdown(1e-9, 1e-9, 2),)},
-    ],
-)
-def test_a_run_of_too_many_events_is_given_up(endless, monkeypatch):
-    monkeypatch.setattr(year_of_training, "MOST", 1000)
-    with pytest.raises(ValueError, match=r"1,000 events took .* of 100000 s"):
-        replay(replace(CALM, **endless), 1e5)
-
-
-def test_the_goodput_of_a_run_that_never_saves_is_zero():
-    assert closed_form(replace(CALM, failures=1e-3)) == 0

@@ -13,22 +13,36 @@ from minidist.comm import Mesh
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
+from minidist.observe.costs import measure_costs
 from minidist.planning import Plan, TransformerSize, traffic
+from minidist.planning.costs.layers import block_bytes
 from minidist.planning.costs.traffic import sent
+from minidist.verify.strategies import STRATEGIES
+from tests.strategies import arrays
 
 V, C, H, L, T, B = 12, 16, 4, 4, 8, 24
-DENSE = [
-    (dp, pp, cp, tp, schedule, chunks, sequence, zero)
-    for dp, pp, cp, tp, (schedule, chunks), sequence, zero in product(
-        (1, 2),
-        (1, 2, 3),
-        (1, 2),
-        (1, 2, 4),
-        (("gpipe", 1), ("zb_v", 2), ("interleaved", 2)),
-        (False, True),
-        (0, 1),
-    )
-    if not (sequence and (cp > 1 or tp == 1)) and pp * chunks <= L + 2 and dp * pp * cp * tp <= 8
+EXPERTS = {"experts": 2}  # two experts, two choices: every expert gets every position
+V_SHAPED = {"schedule": "zb_v", "chunks": 2}
+INTERLEAVED = {"schedule": "interleaved", "chunks": 2}
+PRECISIONS = [("float32", 4, 4), ("mixed", 2, 2)]  # bytes of a weight, of a gradient
+MESHES = [  # the options of a plan, and those of a model
+    ({"dp": 2, "pp": 2, "tp": 2, "micro_batches": 2}, {"tied": True}),
+    ({"pp": 3, "micro_batches": 3, "schedule": "gpipe"}, {}),
+    ({"dp": 2, "pp": 2, "zero": 1, "micro_batches": 2, **V_SHAPED}, {}),
+    ({"pp": 2, "cp": 2, "micro_batches": 2, **INTERLEAVED}, {"tied": True}),
+    ({"pp": 2, "tp": 2, "micro_batches": 2, "sequence": True, **V_SHAPED}, {"tied": True}),
+    ({"dp": 2, "cp": 2, "tp": 2, "zero": 1}, {}),
+    ({"tp": 4, "sequence": True}, {}),
+    ({"dp": 4, "zero": 2, "shards": 2, "micro_batches": 2}, {}),
+    ({"dp": 4, "zero": 1, "shards": 1}, {}),
+    ({"dp": 2, "cp": 2, "zero": 3, "shards": 2}, {}),
+    ({"dp": 2, "pp": 2, "zero": 3, "micro_batches": 2}, {}),
+    ({"dp": 2, "pp": 2, "zero": 2, "micro_batches": 2}, {}),
+    ({"pp": 2, "tp": 4, "micro_batches": 2}, {"tied": True, "vocab": 13}),
+    ({"dp": 2, "ep": 2}, EXPERTS),
+    ({"dp": 4, "ep": 2, "tp": 2, "zero": 1}, EXPERTS),
+    ({"dp": 2, "ep": 2, "cp": 2}, EXPERTS),
+    ({"cp": 2, "tp": 2}, EXPERTS),
 ]
 
 
@@ -73,68 +87,22 @@ def total(size, plan):
     return {axis: copies * sum(own[axis][0] for own in each) for axis in each[0]}
 
 
-def plan_of(dp, pp, cp, tp, schedule, chunks, sequence, zero, **more):
-    given = {"schedule": schedule, "chunks": chunks, "sequence": sequence, "zero": zero}
-    return Plan(dp, pp, tp, cp, micro_batches=pp, precision="float32", **given, **more)
+def test_all_ranks_together_send_what_real_ranks_do(cluster):
+    for options, more in MESHES:
+        plan = Plan(precision="float32", **options)
+        model = {"vocab": V, "tied": False, "experts": 0} | more
+        size = TransformerSize(L, C, H, T, **model)
+        assert total(size, plan) == of_ranks(cluster, plan, **model), (plan, more)
 
 
-EVERY = [(False, slice(0, None, 13)), (True, slice(5, None, 13))]
-EVERY += [pytest.param(tied, slice(None), marks=pytest.mark.slow) for tied in (False, True)]
-
-
-@pytest.mark.parametrize("tied, some", EVERY)
-def test_all_ranks_together_send_what_real_ranks_do(cluster, tied, some):
-    for axes in DENSE[some]:
-        plan = plan_of(*axes)
-        sent = total(TransformerSize(L, C, H, T, V, tied), plan)
-        assert sent == of_ranks(cluster, plan, tied=tied), plan
-
-
-@pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize(
-    "dp, pp, cp, shards", [(4, 1, 1, 2), (4, 1, 1, 1), (2, 1, 2, 2), (2, 2, 1, None), (2, 2, 2, 1)]
-)
-def test_zero_on_a_mesh_sends_what_real_ranks_do(cluster, dp, pp, cp, shards, zero):
-    plan = plan_of(dp, pp, cp, 1, "gpipe", 1, False, zero, shards=shards)
-    sent = total(TransformerSize(L, C, H, T, V, tied=False), plan)
-    assert sent["dp"] == of_ranks(cluster, plan)["dp"]
-
-
-@pytest.mark.parametrize("tp, vocab", [(2, 13), (4, 13), (4, 14)])
-def test_a_tied_gradient_between_stages_has_the_rows_of_a_padded_vocabulary(cluster, tp, vocab):
-    """13 tokens are 2 x 7, or 4 x 4; a number of a gradient has 4 bytes."""
-    size, rows = TransformerSize(L, C, H, T, vocab), {2: 7, 4: 4}[tp]
-    plan = Plan(1, 2, tp, micro_batches=2, precision="float32")
-    kept = [
-        sent(replace(size, tied=tied), plan, B, r)["pp"] for tied in (False, True) for r in (0, 1)
-    ]
-    for without, tied in zip(kept[:2], kept[2:], strict=True):
-        assert (tied[0] - without[0], tied[1] - without[1]) == (rows * C * 4, 1)
-    assert total(size, plan)["pp"] == of_ranks(cluster, plan, tied=True, vocab=vocab)["pp"]
-
-
-@pytest.mark.parametrize(
-    "dp, ep, cp, tp, zero", [(2, 2, 1, 1, 0), (4, 2, 1, 2, 1), (2, 2, 2, 1, 0), (1, 1, 2, 2, 0)]
-)
-def test_experts_that_are_all_chosen_send_what_real_ranks_do(cluster, dp, ep, cp, tp, zero):
-    """Two experts, two choices: every expert gets every position."""
-    plan = Plan(dp, 1, tp, cp, ep, precision="float32", zero=zero)
-    size = TransformerSize(L, C, H, T, V, tied=False, experts=2, top_k=2)
-    assert total(size, plan) == of_ranks(cluster, plan, experts=2)
-
-
-PRECISIONS = [("float32", 4, 4), ("mixed", 2, 2)]  # w, g bytes
-
-
-@pytest.mark.parametrize("precision, w, g", PRECISIONS)
-@pytest.mark.parametrize("stage, N, m", list(product((0, 1, 2, 3), (2, 4), (1, 2))))
-def test_zero_sends_gradients_and_weights_as_often_as_its_stage_says(stage, N, m, precision, w, g):
-    plan = Plan(N, zero=stage, micro_batches=m, precision=precision)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_sends_gradients_and_weights_as_often_as_its_stage_says(stage):
     size = TransformerSize(L, C, H, T, V, tied=False)
-    said = "weights are gathered for forward, and again for backward" if stage == 3 else plan
-    each = {0: 2 * g, 1: g + w, 2: m * g + w, 3: m * g + 2 * m * w}[stage]
-    found = sent(size, plan, B)["dp"][0]
-    assert N * found == each * (N - 1) * size.parameters, said
+    for N, m, (precision, w, g) in product((2, 4), (1, 2), PRECISIONS):
+        plan = Plan(N, zero=stage, micro_batches=m, precision=precision)
+        why = "weights are gathered for forward, and again for backward" if stage == 3 else plan
+        each = {0: 2 * g, 1: g + w, 2: m * g + w, 3: m * g + 2 * m * w}[stage]
+        assert N * sent(size, plan, B)["dp"][0] == each * (N - 1) * size.parameters, why
 
 
 def test_the_busiest_rank_of_each_axis_is_found():
@@ -197,56 +165,50 @@ def test_ranks_of_ep_sum_over_tp_once_for_all_experts():
         assert sum(e.name in SPLIT for e in log.events if e.rank == r) == want
 
 
-def test_parts_that_all_ranks_have_are_summed_if_the_sequence_is_split():
-    """Of 2 ranks, each number is sent once: 2 (n - 1)/n. A gate is [C, E], an expert's bias C."""
-    plan = Plan(tp=2, sequence=True, precision="float32")
+def test_recomputation_repeats_what_the_forward_pass_sends():
+    """Two all_reduces of tp per block, or the four halves of them; 2 of the 6 messages of cp; of
+    experts, 2 of 4 and all counts.
+    """
 
-    def moved(experts, T):
-        rows = B * T  # in a block 10 (n - 1)/n S, and of experts a number of each of 2 T rows; 5 at
-        in_blocks = L * 10 * C + 5 * C + L * (4 if experts else 0)  # both ends
-        return sent(TransformerSize(L, C, H, T, V, experts=experts), plan, B)["tp"][0] - (
-            in_blocks * rows * 4 // 2 + 6 * rows * 4 // 2
-        )
-
-    norms, ends = 4 * C, T * C + 2 * C  # positions, and the last norm
-    assert moved(0, T) == (L * (norms + C + C) + ends) * 4
-    assert moved(6, T) == (L * (norms + C + 6 * C + 6 * C) + ends) * 4
-
-
-@pytest.mark.parametrize("experts", [0, 4])
-def test_recomputation_gathers_and_scatters_a_split_sequence_again(experts):
-    """Forward has an all_gather and a reduce_scatter for attention, and for what follows it."""
-    size, rows = TransformerSize(L, C, H, T, V, experts=experts), B * T
-    plans = (Plan(tp=2, sequence=True, recompute=r) for r in ("none", "full"))
-    kept, again = (traffic(size, plan, B)["tp"] for plan in plans)
-    assert again[0] - kept[0] == L * 2 * 2 * rows * C * 2 // 2
-    assert again[1] - kept[1] == L * 2 * 2
-
-
-def test_recomputation_repeats_the_forward_part():
-    size, rows = TransformerSize(L, C, H, T, V), B * T
-    kept, again = (traffic(size, Plan(tp=2, recompute=r), B)["tp"] for r in ("none", "full"))
-    assert again[0] - kept[0] == L * 2 * rows * C * 2  # two all_reduces per block: 2 S of 2 ranks
-    assert again[1] - kept[1] == 2 * L
-
-
-def test_recomputation_repeats_messages_and_rows_of_the_forward_pass():
-    """Of cp, 2 of 6 again; of experts, 2 of 4 and all counts."""
-    size = TransformerSize(L, C, H, T, V, experts=2)
-
-    def both(axis, size=size, **axes):
+    def both(axis, experts=0, **axes):
+        size = TransformerSize(L, C, H, T, V, experts=experts)
         return (traffic(size, Plan(**axes, recompute=r), B)[axis] for r in ("none", "full"))
 
-    kept, again = both("cp", TransformerSize(L, C, H, T, V), cp=2)
+    for sequence in (False, True):
+        kept, again = both("tp", 4, tp=2, sequence=sequence)
+        assert again[0] - kept[0] == L * 2 * B * T * C * 2
+        assert again[1] - kept[1] == L * 2 * (1 + sequence)
+    kept, again = both("cp", cp=2)
     assert again[0] * 6 == kept[0] * 8 and again[1] * 3 == kept[1] * 4
-    kept, again = both("ep", dp=2, ep=2)
+    kept, again = both("ep", 2, dp=2, ep=2)
     counts = L * 8
     assert (again[0] - 2 * counts) * 4 == (kept[0] - counts) * 6 and again[1] * 5 == kept[1] * 8
 
 
-@pytest.mark.parametrize("tp, share", [(1, 4), (2, 4), (4, 2), (8, 1)])
-def test_a_ring_of_grouped_queries_sends_two_heads_of_keys_in_place_of_eight(tp, share):
+def test_a_ring_of_grouped_queries_sends_two_heads_of_keys_in_place_of_eight():
     """tp splits 2 heads of keys into 2 parts at most: with more ranks, a head is on several."""
-    whole = TransformerSize(2, 64, 8, 32, 100, llama=True)
-    plan, grouped = Plan(cp=2, tp=tp), replace(whole, kv_heads=2)
-    assert traffic(whole, plan, 1)["cp"][0] == share * traffic(grouped, plan, 1)["cp"][0]
+    size = TransformerSize(2, 64, 8, 32, 100, llama=True)
+    for tp, share in ((1, 4), (2, 4), (4, 2), (8, 1)):
+        plan, grouped = Plan(cp=2, tp=tp), replace(size, kv_heads=2)
+        assert traffic(size, plan, 1)["cp"][0] == share * traffic(grouped, plan, 1)["cp"][0]
+
+
+def test_a_block_of_a_cnn_sends_what_its_terms_say(cluster):
+    """By rows, a CNN of a stem and two blocks sends a block more than one of a stem and one."""
+    B, C, H, W = 2, 6, 8, 6
+    case = STRATEGIES["channel"].cases(1)[0]
+
+    def sent(name, blocks, size):
+        model = nn.CNN(C, 2, (C,) * blocks, dtype="float64")
+        images, labels = arrays(B, C, H, W), np.zeros(B, int)
+        ranks = measure_costs(
+            name, replace(case, model=model, inputs=images, targets=labels), cluster(size, "thread")
+        )
+        return sum(cost.sent for cost in ranks)
+
+    for size in (2, 3):
+        terms = block_bytes(B, C, H, W, 8, size)
+        assert sent("channel", 1, size) == terms["channels"]
+        norms = 2 * (size - 1) * 2 * (8 * (2 * C + 1) + 8 * 2 * C + 8 * 2 * C)  # sums, gradients
+        more = sent("spatial", 2, size) - sent("spatial", 1, size)
+        assert more == terms["halos"] + terms["weights"] + norms

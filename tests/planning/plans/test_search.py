@@ -15,7 +15,6 @@ from minidist.planning.plans.search import (
     IN_USE,
     SIMULATED,
     Search,
-    divisors,
     mesh_of,
     meshes,
     micro_batches,
@@ -81,7 +80,7 @@ SPLIT = TransformerSize(24, 512, 4, 2048, 50257)  # its norms are slow, and tp h
 SLOW_MEMORY = Machine(8, 4, 312e12, 8e9, 9e11, 1e10, 1e-6, memory_bandwidth=1e11, efficiency=0.58)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @example((SPLIT, SLOW_MEMORY, 2))
 @given(small_searches())
 def test_no_plan_beats_the_bound_of_what_it_is_inside_of(case):
@@ -92,29 +91,6 @@ def test_no_plan_beats_the_bound_of_what_it_is_inside_of(case):
         inside = [*found.inside(one.level, one.plan)] if one.level < SIMULATED else []
         assert all(one.bound <= other.bound * (1 + 1e-9) for other in inside), one
         todo += inside
-
-
-def test_a_mesh_that_is_fast_only_if_it_splits_the_sequence_is_not_missed():
-    every = [e.seconds for e in Search(SPLIT, SLOW_MEMORY, 2).best(10**9)]
-    assert every == sorted(every) and len(every) > 1000
-    best, *_ = search(SPLIT, SLOW_MEMORY, 2)
-    assert best.seconds == every[0] and best.plan.sequence
-
-
-def test_every_plan_that_fits_is_simulated_and_the_best_of_its_mesh():
-    """A time beside another plan's reasons once told 0.5 % of a mesh that takes 68 % longer."""
-    best, *rest = search(SPLIT, SLOW_MEMORY, 2, others=5)
-    others = [e for e in rest if e.fits]
-    meshes_found = [mesh_of(e.plan) for e in (best, *others)]
-    assert len(set(meshes_found)) == len(others) + 1 == 6
-    assert [e.seconds for e in others] == sorted(e.seconds for e in others)
-    every = list(every_plan(SPLIT, SLOW_MEMORY, 2))
-    for one in others:
-        assert one.seconds == seconds(SPLIT, one.plan, SLOW_MEMORY, 2).seconds
-        assert one.why.startswith(f"{one.seconds / best.seconds - 1:.1%} slower: ")
-        inside = [plan for plan in every if mesh_of(plan) == mesh_of(one.plan)]
-        each = [seconds(SPLIT, plan, SLOW_MEMORY, 2) for plan in inside]
-        assert one.seconds == min(e.seconds for e in each if e.fits)
 
 
 def test_the_leanest_plan_is_found_although_the_last_stage_of_zero_holds_more():
@@ -139,47 +115,6 @@ def test_a_slow_network_makes_the_search_choose_a_copy_in_every_node():
     assert slow.plan.shards == 4 and "of 4" in in_short(slow.plan)
 
 
-@pytest.mark.parametrize(
-    "mesh, per_node, want",
-    [
-        (Plan(64), 8, 8),
-        (Plan(8), 8, None),  # all are in one node
-        (Plan(16, tp=4), 8, 2),
-        (Plan(16, tp=8), 8, None),  # no two of them are in one node
-        (Plan(4, cp=2, tp=2), 8, 4),
-        (Plan(4, cp=2, tp=2), 4, 2),
-        (Plan(16, 2), 8, 4),
-        (Plan(6), 4, 2),
-        (Plan(4, tp=3), 8, None),  # a group of tp has ranks in two nodes
-        (Plan(16, ep=2), 8, None),
-    ],
-    ids=str,
-)
-def test_a_node_shares_a_copy_where_it_has_some_of_the_ranks(mesh, per_node, want):
-    assert shards_of_node(mesh, per_node) == want
-
-
-def test_the_divisors_of_a_large_number_are_found_at_once():
-    assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(9) == [1, 3, 9] and divisors(1) == [1]
-    assert len(divisors(10**12)) == 13**2
-
-
-@pytest.mark.parametrize(
-    "ranks, batch, wanted, message",
-    [
-        (10**12 + 39, 1, 1, "1000000000039 is too large to look for its divisors; use 1,000,000,0"),
-        (10**400, 1, 1, "ranks is too large: use 1,000,000,000,000,000,000 or less"),
-        (2, 2 * 10**17, 1, "100000000000000000 is too large to look for its divisors"),
-        (2, 0, 1, "batch is a whole number from 1, not 0"),
-        (2, 2.0, 1, "batch is a whole number from 1, not 2.0"),
-        (2, 2, 0, "wanted is a whole number from 1, not 0"),
-    ],
-)
-def test_a_search_that_cannot_be_done_is_refused_at_once(ranks, batch, wanted, message):
-    with pytest.raises(ValueError, match=message):
-        search(size_of("124m"), Machine(ranks, 8, **A100), batch, wanted)
-
-
 def test_micro_batches_that_cannot_be_simulated_are_left_out_and_do_not_end_the_search():
     """Of 2^20 examples for each of few stages; the number of ranks has 240 divisors."""
     best, *_ = search(size_of("1008b"), Machine(512, 8, **A100), 1 << 20, schedules=IN_USE)
@@ -196,7 +131,7 @@ def test_meshes_of_a_number_with_many_divisors_are_found_at_once():
     assert time.process_time() - begin < 1
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(small_searches())
 def test_what_is_found_is_simulated_and_fits_in_its_memory(case):
     size, machine, batch = case
@@ -222,24 +157,8 @@ def test_what_is_found_is_simulated_and_fits_in_its_memory(case):
             assert one.seconds >= best.seconds
 
 
-@settings(max_examples=15)
-@given(small_searches(), st.data())
-def test_no_plan_beats_its_bound(case, data):
-    size, machine, batch = case
-    if every := list(every_plan(*case)):
-        step = Step(size, data.draw(st.sampled_from(every)), machine, batch)
-        assert step.bound() <= step.makespan() * (1 + 1e-9)
-
-
 @pytest.mark.slow
-def test_a_published_model_of_one_node_takes_no_pipeline():
-    """Narayanan et al. (2021), table 1: 1.7 billion parameters on 32 GPUs are all data parallel."""
-    best, *_ = search(size_of("1.7b"), Machine(32, 8, **A100), 512)
-    assert (best.plan.pp, best.plan.tp) == (1, 1), in_short(best.plan)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedules, most", [(IN_USE, 10), (None, 30)])
+@pytest.mark.parametrize("schedules, most", [(None, 30)])
 def test_three_thousand_ranks_are_searched_in_seconds_of_a_core(schedules, most):
     """All schedules took 9.1 to 9.7 s, those in use 3.6 s, on an idle core; a neighbour costs."""
     start = time.process_time()
@@ -248,18 +167,55 @@ def test_three_thousand_ranks_are_searched_in_seconds_of_a_core(schedules, most)
     assert best.plan.tp == 8 and best.plan.pp >= best.plan.dp, in_short(best.plan)
 
 
-@pytest.mark.parametrize("name", ["18.4b", "39.1b", "145.6b"])
-def test_tensor_parallelism_beyond_a_node_is_slower_than_a_pipeline(name):
-    """Their takeaway 1: tp up to the node's 8 ranks, then pp, as in the meshes of table 1."""
-    run = next(run for run in RUNS if run.size == size_of(name))
-    machine, b = Machine(run.plan.ranks, 8, **A100), run.batch
-    mesh = replace(run.plan, schedule="1f1b", chunks=1, zero=1)
-    dp = mesh.dp if mesh.pp > 1 else mesh.dp // 2
-    wide = replace(mesh, tp=16, pp=max(1, mesh.pp // 2), dp=dp, micro_batches=b // dp)
-    taken = [seconds(run.size, one, machine, b).seconds for one in (wide, mesh)]
+def test_the_ranks_of_one_copy_are_neighbours_on_cp_and_then_on_dp():
+    for shards, (dp, pp, cp) in {1: (1, 1, 1), 2: (1, 1, 2), 4: (1, 2, 4), 8: (2, 2, 4)}.items():
+        found = Plan(4, 2, cp=4, zero=1, shards=shards).one_copy
+        assert (found.dp, found.pp, found.cp, found.data) == (dp, pp, cp, shards)
+    assert Plan(4, 2, cp=4, zero=1).one_copy.data == 16
+
+
+def test_a_plan_counts_its_ranks_and_experts_are_within_data():
+    plan = Plan(dp=6, pp=5, tp=4, cp=3, ep=2)
+    assert (plan.ranks, plan.data, plan.itemsize) == (360, 18, 2)
+    assert Plan(precision="float32").itemsize == 4
+    assert Plan(schedule="zb_v", chunks=2).ranks == Plan().ranks == 1
+
+
+def test_every_plan_that_fits_is_simulated_and_the_best_of_its_mesh():
+    """A time beside another plan's reasons once told 0.5 % of a mesh that takes 68 % longer. Here
+    the best mesh is fast only if it splits the sequence.
+    """
+    best, *rest = search(SPLIT, SLOW_MEMORY, 2, others=5)
+    others = [one for one in rest if one.fits]
+    assert best.plan.sequence and len({mesh_of(one.plan) for one in (best, *others)}) == 6
+    assert [one.seconds for one in others] == sorted(one.seconds for one in others)
+    every = list(every_plan(SPLIT, SLOW_MEMORY, 2))
+    for one in (best, *others):
+        assert one.seconds == seconds(SPLIT, one.plan, SLOW_MEMORY, 2).seconds
+        inside = [plan for plan in every if mesh_of(plan) == mesh_of(one.plan)]
+        each = [seconds(SPLIT, plan, SLOW_MEMORY, 2) for plan in inside]
+        assert one.seconds == min(e.seconds for e in each if e.fits)
+        assert one is best or one.why.startswith(f"{one.seconds / best.seconds - 1:.1%} slower: ")
+
+
+def test_a_node_shares_a_copy_where_it_has_some_of_the_ranks():
+    for mesh, per_node, want in (
+        (Plan(64), 8, 8),
+        (Plan(8), 8, None),  # all are in one node
+        (Plan(16, tp=4), 8, 2),
+        (Plan(16, tp=8), 8, None),  # no two of them are in one node
+        (Plan(4, cp=2, tp=2), 4, 2),
+        (Plan(6), 4, 2),
+        (Plan(4, tp=3), 8, None),  # a group of tp has ranks in two nodes
+        (Plan(16, ep=2), 8, None),
+    ):
+        assert shards_of_node(mesh, per_node) == want, mesh
+
+
+def test_tensor_parallelism_beyond_a_node_is_slower_than_a_pipeline():
+    """Narayanan et al. 2021, takeaway 1: tp up to the node's 8 ranks, then pp, as in table 1."""
+    run = next(run for run in RUNS if run.size == size_of("39.1b"))
+    machine, mesh = Machine(run.plan.ranks, 8, **A100), replace(run.plan, schedule="1f1b", chunks=1)
+    wide = replace(mesh, tp=16, pp=mesh.pp // 2)
+    taken = [seconds(run.size, one, machine, run.batch).seconds for one in (wide, mesh)]
     assert taken[0] > 1.2 * taken[1]
-
-
-def test_what_does_not_fit_says_by_how_much():
-    with pytest.raises(ValueError, match=r"nothing fits; the leanest plan, .* of 1 GB"):
-        search(size_of("7.5b"), Machine(4, 4, **(A100 | {"memory": 1e9})), 4)
