@@ -102,12 +102,11 @@ def test_one_that_may_still_send_is_enough_for_a_rank_that_waits_for_any(ranks):
     assert ranks(3).run(worker) == [1, None, None]
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_a_rank_that_sleeps_or_computes_while_others_wait_is_no_deadlock(ranks, seconds):
+def test_a_rank_that_sleeps_or_computes_while_others_wait_is_no_deadlock(ranks):
     def worker(group):
         if group.rank == 0:
-            time.sleep(seconds / 2)
-            end = time.monotonic() + seconds / 2
+            time.sleep(0.3)  # three looks
+            end = time.monotonic() + 0.3
             while time.monotonic() < end:
                 sum(range(1000))
             group.send(np.ones(1), to=1)

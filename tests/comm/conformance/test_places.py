@@ -14,6 +14,9 @@ from minidist.planning.costs.collectives import all_reduce_bytes
 from tests import causes
 from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, same, total
 
+slow = pytest.mark.slow
+sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(n, marks=slow) for n in (2, 4))])
+
 
 def reductions(group, n, dtype, op, in_rank_order):
     """Reduce an array in each place, in every way; return which were wrong, a hash of the bits that
@@ -28,7 +31,7 @@ def reductions(group, n, dtype, op, in_rank_order):
     def check(way, call, want, nbytes):
         got, moved = billed(group, call)
         bills.append((way, moved, nbytes))
-        if not same(got, want, in_rank_order):
+        if not same(got, want, in_rank_order or dtype == "float16"):
             wrong.append(way)
         if want is whole[0]:
             bits.update(got.tobytes())
@@ -48,14 +51,13 @@ def reductions(group, n, dtype, op, in_rank_order):
     return wrong, bits.hexdigest(), bills
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@sizes
 def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, size):
-    edges = [
-        SharedMemory.stage // 8 + more for more in ([-1, 0, 1, 12_345] if size == 3 else [12_345])
-    ]
+    """16-bit floats are added in rank order on every machine: elsewhere many sums would differ."""
+    edges = [SharedMemory.stage // 8 + more for more in ([-1, 0, 1] if size == 3 else [])]
     several = [*edges, 2 * size * SharedMemory.piece // 8 + 3]  # stages, pieces
     plain = [(n, "float64", "sum") for n in [0, 1, size + 1, 101, *several]]
-    for case in [*plain, *itertools.product([7], DTYPES, KINDS if size == 3 else ["sum"])]:
+    for case in [*plain, *itertools.product([101], DTYPES, KINDS if size == 3 else ["sum"])]:
         found = ranks(size).run(reductions, *case, ranks.in_rank_order)
         wrong, bits, bills = zip(*found, strict=True)
         assert list(wrong) == [[]] * size and len(set(bits)) == 1, case
@@ -64,7 +66,7 @@ def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, 
             assert moved == formula, causes.of_bytes_moved(moved, formula, ways[0])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@sizes
 def test_a_gather_into_out_has_the_same_bits_and_bytes_wherever_out_is(ranks, size):
     def worker(group, n, dtype):
         ends, whole = split_ends(n, group.size), mine(9, (n,), dtype=dtype)
