@@ -8,10 +8,8 @@ import threading
 from functools import partial
 from types import SimpleNamespace
 
-import cloudpickle
 import pytest
 
-from minidist.comm.local import worker as by_value
 from minidist.errors import RankFailed
 
 SCRIPT = """
@@ -36,11 +34,6 @@ def test_a_function_of_a_script_keeps_its_file_and_lines_also_one_inside_of_it(t
     with pytest.raises(ZeroDivisionError) as caught:
         inner(0)
     assert caught.traceback[-1].lineno == 6 and inner(2) == 0.5
-
-
-def test_what_has_no_code_is_as_cloudpickle_sends_it():
-    for value in ({"a": (1, None)}, len, RuntimeError("no"), pickle):
-        assert by_value.dumps(value) == cloudpickle.dumps(value)
 
 
 LOCK = threading.Lock()
@@ -76,16 +69,13 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "worker, args, name",
-    [
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_what_cannot_be_sent_to_a_rank_is_named_with_a_remedy(cluster, transport):
+    for worker, args, name in [
         *[(worker, (), name) for worker, name in WORKERS],
         *[(print, (1, value), name) for value, name in ARGUMENTS],
-    ],
-)
-def test_what_cannot_be_sent_to_a_rank_is_named_with_a_remedy(cluster, worker, args, name):
-    words = f"{name}, of type lock, cannot be sent to another process: cannot pickle"
-    for transport in ("process", "thread"):
+    ]:
+        words = f"{name}, of type lock, cannot be sent to another process: cannot pickle"
         with pytest.raises(ValueError, match=f"^{re.escape(words)} .*; send what it is made from"):
             cluster(1, transport).run(worker, *args)
 

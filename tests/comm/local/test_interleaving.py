@@ -9,30 +9,6 @@ from hypothesis import strategies as st
 
 from minidist import Cluster, run
 from minidist.errors import Deadlock, RankFailed
-from minidist.events import EventLog
-
-
-def pass_round(group):
-    """Communicate in every way; return nothing that depends on who is faster."""
-    for step in range(4):
-        group.send(np.array(step), to=(group.rank + 1) % group.size)
-        if step % 2:
-            group.all_reduce(np.ones(2))
-        group.recv((group.rank - 1) % group.size)
-    group.all_reduce(np.ones(5), algorithm="ring")
-
-
-def order_of_events(seed):
-    log = EventLog()
-    run(pass_round, 3, transport="thread", interleaving=seed, log=log)
-    return [(event.rank, event.name) for event in log.from_zero().events]
-
-
-def test_the_same_seed_gives_the_same_order_of_events_and_another_seed_another():
-    orders = {seed: order_of_events(seed) for seed in range(4)}
-    for seed, order in orders.items():
-        assert order_of_events(seed) == order
-    assert len({tuple(order) for order in orders.values()}) > 1
 
 
 class Box:
@@ -104,8 +80,3 @@ def test_wrong_programs_are_told_as_ever():
         with pytest.raises(RankFailed, match="ZeroDivisionError"):
             ranks.run(lambda group: 1 / group.rank or group.barrier())
         assert ranks.run(lambda group: float(group.all_reduce(np.ones(1))[0])) == [2.0, 2.0]
-
-
-def test_processes_cannot_be_interleaved():
-    with pytest.raises(ValueError, match="only ranks that are threads can be interleaved"):
-        Cluster(2, interleaving=1)
