@@ -29,7 +29,6 @@ from minidist.verify.strategies.cases import collect, random_weights
 from tests.strategies import arrays, seeds
 from tests.tensor_parallel.judges import check
 
-sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 ROWS = 2  # the axis
 
 
@@ -61,20 +60,6 @@ def test_every_row_of_the_output_is_computed_once_from_the_rows_that_its_window_
             assert found == [row for row in needs if 0 <= row < halos.ends[-1]], halos
 
 
-def test_a_window_of_k_rows_takes_half_of_them_from_each_neighbour():
-    for k in (3, 5, 7):
-        halos = Halos((0, 8, 16, 24), k, 1, k // 2)
-        pieces = [[len(halos.piece(r, q)) for q in range(3)] for r in range(3)]
-        assert pieces == [[8, k // 2, 0], [k // 2, 8, k // 2], [0, k // 2, 8]]
-
-
-@pytest.mark.parametrize("ends, stride", [((0, 1, 2, 3, 4), 2), ((0, 2, 2), 1)])
-def test_a_rank_without_a_row_is_refused_with_the_numbers(ends, stride):
-    message = rf"cannot split {ends[-1]} rows of an image over {len(ends) - 1} ranks: rank 1 "
-    with pytest.raises(ValueError, match=message + "would have none"):
-        Halos(ends, 3, stride, 1)
-
-
 @st.composite
 def cuts(draw, ranks):
     """Draw where ranks' rows end, each with one or more: in no order of size."""
@@ -93,9 +78,14 @@ def exchanged(group, halos, seed):
     return x, y.data, dy, part.grad
 
 
-@sizes
-@settings(max_examples=10)
-@given(data=st.data(), kernel=st.integers(1, 5), stride=st.integers(1, 2), seed=seeds)
+@settings(max_examples=25)
+@given(
+    data=st.data(),
+    size=st.integers(1, 4),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 2),
+    seed=seeds,
+)
 def test_an_exchange_is_a_copy_of_rows_and_its_backward_the_adjoint(
     cluster, size, data, kernel, stride, seed
 ):
@@ -114,21 +104,7 @@ def test_an_exchange_is_a_copy_of_rows_and_its_backward_the_adjoint(
         assert not np.delete(y, at, axis=ROWS).any(), "beyond the image there are zeros"
         want[:, :, seen] += dy[:, :, at]
     got = np.concatenate([dx for *_, dx in found], axis=ROWS)
-    said = "" if np.allclose(got, want) else of_halos(got, want, found, halos)
-    np.testing.assert_allclose(got, want, rtol=1e-12, err_msg=said)
-
-
-def of_halos(got, want, found, halos):
-    """Say what is in a wrong dX: whether the gradients of halos are in it."""
-    own = np.concatenate(
-        [
-            dy[:, :, halos.has(r).start - n.start :][:, :, : len(halos.has(r))]
-            for r, (*_, dy, _) in enumerate(found)
-            for n in [halos.needs(r)]
-        ],
-        axis=ROWS,
-    )
-    return "dX lacks the halos' gradients" if np.allclose(got, own) else "dX is no sum of the dY"
+    np.testing.assert_allclose(got, want, rtol=1e-12, err_msg="dX is no sum of the dY of halos")
 
 
 def judge(group, layer, split, x, seed):
@@ -147,9 +123,9 @@ def judge(group, layer, split, x, seed):
     return compare([got], want)
 
 
-@sizes
-@settings(max_examples=8)
+@settings(max_examples=25)
 @given(
+    size=st.integers(1, 4),
     H=st.integers(4, 9),
     kernel=st.integers(1, 5),
     stride=st.integers(1, 2),
@@ -171,12 +147,11 @@ def test_a_convolution_of_rows_leaves_the_gradients_of_the_whole_image(
     check(cluster(size, "thread").run(judge, random_weights(layer, seed), split, x, seed))
 
 
-@sizes
-@pytest.mark.parametrize("H, k", [(8, 2), (10, 2), (12, 3)])
-def test_squares_may_lie_over_a_border(cluster, size, H, k):
-    split = partial(SpatialPool, ends=tuple(split_ends(H, size)))
-    x = arrays(2, 2, H, 2 * k)
-    check(cluster(size, "thread").run(judge, nn.AveragePool(k), split, x, 0))
+def test_squares_may_lie_over_a_border(cluster):
+    for H, k, size in [(8, 2, 2), (10, 2, 3), (12, 3, 4)]:
+        split = partial(SpatialPool, ends=tuple(split_ends(H, size)))
+        x = arrays(2, 2, H, 2 * k)
+        check(cluster(size, "thread").run(judge, nn.AveragePool(k), split, x, 0))
 
 
 def cnn(widths=(4, 4, 6)):
@@ -217,32 +192,3 @@ def test_ranks_evaluate_as_one_device_does(cluster):
             return abs(spatial_parallel(model, group, 10).eval()(own_rows(x, group)).data - want)
 
     assert np.max(cluster(3, "thread").run(worker)) < 1e-12
-
-
-@pytest.mark.parametrize(
-    "model, height, message",
-    [
-        (nn.MLP([2, 2]), 8, "cannot split the images of MLP; use an nn.CNN"),
-        (nn.CNN(1, 2, (4, 6)), 7, r"cannot cut images of 7 rows into squares of 2 x 2; use a mult"),
-        (nn.CNN(1, 2, (4, 6)), 4, "cannot split 4 rows of an image over 3 ranks: rank 2 would"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_runs(cluster, model, height, message):
-    with pytest.raises(RankFailed, match=message) as caught:
-        cluster(3, "thread").run(
-            lambda group: spatial_parallel(copy.deepcopy(model), group, height)
-        )
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_rows_of_another_cut_are_refused(cluster):
-    def worker(group):
-        spatial_parallel(nn.CNN(1, 2, (4,)), group, 8)(arrays(1, 1, 5, 4, dtype="float32"))
-
-    with pytest.raises(RankFailed, match="has 4 rows of an image, not 5"):
-        cluster(2, "thread").run(worker)
-
-
-def test_own_rows_are_as_equal_as_can_be_the_larger_first(cluster):
-    found = cluster(3, "thread").run(lambda group: own_rows(arrays(1, 1, 8, 1), group).shape[ROWS])
-    assert found == [3, 3, 2]
