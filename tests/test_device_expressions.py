@@ -8,7 +8,6 @@
 Where the two disagree, the stand-in is wrong.
 """
 
-import copy
 import pickle
 
 import numpy as np
@@ -22,141 +21,83 @@ H = np.arange(6, dtype="float32").reshape(2, 3)
 REFUSED = [  # expression, error
     # Nothing of the host goes to the device unasked, nor back.
     ("x + h", TypeError),
-    ("h + x", TypeError),
-    ("x * [1, 2, 3]", TypeError),
     ("x * np.array(2.0)", TypeError),
-    ("x += h", TypeError),
     ("h += x", TypeError),
-    ("h[...] = x", TypeError),
     ("np.asarray(x)", TypeError),
-    ("np.array([x, x])", TypeError),
     ("cp.maximum(x, h)", TypeError),
-    ("np.maximum(x, h)", TypeError),
     ("cp.where(m, x, h)", TypeError),
-    ("cp.where(hm, x, x)", TypeError),
     ("cp.concatenate([x, h])", TypeError),
-    ("np.concatenate([x, h])", TypeError),
     ("x @ h.T", TypeError),
-    ("h @ x.T", TypeError),
     ("x[...] = h", ValueError),
     ("x[0] = [1, 2, 3]", (TypeError, ValueError)),  # CuPy 13, CuPy 14
-    ("x[0] = h[0]", ValueError),
     ("x.fill(h)", ValueError),
     ("x.set(wide.get())", TypeError),
     # Keywords that only NumPy has.
     ("x.max(initial=0)", TypeError),
-    ("x.sum(where=m)", TypeError),
     ("cp.add(x, x, where=m)", TypeError),
     ("x.astype('float16', casting='safe')", TypeError),
     # Arrays that are no numbers.
     ("bool(x)", ValueError),
-    ("float(x)", TypeError),
     ("range(cp.array(3))", TypeError),
-    ("[1, 2, 3][cp.array(1)]", TypeError),
     ("hash(x)", TypeError),
-    ("len(x[0, 0])", TypeError),
-    ("list(x[0, 0])", TypeError),
-    ("x.colour = 1", AttributeError),
     # Shapes and dtypes.
     ("x[2]", IndexError),
-    ("x[0, 0, 0]", IndexError),
     ("x[wide]", IndexError),
-    ("x[0] = x", ValueError),
     ("x @ x", ValueError),
-    ("x + x[:, :2]", ValueError),
     ("cp.add(x, x, out=x[0])", ValueError),
     ("n += 1.5", TypeError),
-    ("b - b", TypeError),
     ("-b", TypeError),
-    ("~x", TypeError),
     ("cp.concatenate([])", ValueError),
-    ("cp.concatenate([x[0, 0]])", TypeError),
-    ("x.reshape(4)", ValueError),
-    ("x[:0].max()", ValueError),
 ]
 GIVEN = [  # expression, what it gives: a device array if the right side is an array of NumPy
     # A reduction or an element is an array of no dimension, on the device.
     ("x.sum()", np.array(15, "float32")),
     ("x[1, 2]", np.array(5, "float32")),
-    ("cp.exp(0)", np.array(1.0)),
     ("float(x.sum())", 15.0),
-    ("x.sum().item()", 15.0),
-    ("x[0].tolist()", [0.0, 1.0, 2.0]),
-    ("bool(x[0, 1])", True),
     # NumPy's functions and scalars find CuPy's.
     ("np.exp(x * 0)", np.ones((2, 3), "float32")),
-    ("np.zeros_like(x)", np.zeros((2, 3), "float32")),
-    ("np.concatenate([x, x])", np.concatenate([H, H])),
     ("np.float32(2) * x", 2 * H),
-    ("x * np.float32(2)", 2 * H),
     ("x == None", np.zeros((2, 3), "bool")),
     ("x[0] == np.array(1.0)", np.array([False, True, False])),
     # Dtypes: Python's numbers are weak, a quotient of integers has 64 bits.
     ("half * 2.0", (2 * H).astype("float16")),
-    ("x * True", H),
     ("n * 1.5", np.array([0, 1.5, 3.0])),
     ("n / 2", np.array([0, 0.5, 1.0])),
-    ("n ** 2", np.array([0, 1, 4], "int32")),
-    ("x ** 0.5", np.sqrt(H)),
     ("n ** 0.5", np.sqrt(np.arange(3))),
     ("b.sum()", np.array(2)),
-    ("b + b", np.array([False, True, True])),
     ("(x + wide).dtype == 'float64'", True),
-    ("x += wide; x", 2 * H),
     # Half precision is added up in single precision.
     ("cp.ones(4096, 'float16').sum()", np.array(4096, "float16")),
     ("(cp.ones((2, 4096), 'f2') @ cp.ones((4096, 2), 'f2'))[0]", np.full(2, 4096, "float16")),
     # Indices: of the host too, and arrays of them wrap around.
     ("x[hi]", H[[1, 0]]),
-    ("x[i]", H[[1, 0]]),
-    ("x[[1, 3]]", H[[1, 1]]),
     ("x[i + 2]", H[[1, 0]]),
-    ("x.take(cp.array([4]), axis=1)", H[:, [1]]),
     ("cp.take(x, hi, axis=1)", H[:, [1, 0]]),
     ("cp.take_along_axis(x, i[:, None], 1)", H[[0, 1], [1, 0]][:, None]),
-    ("cp.take_along_axis(x, hi[:, None], 1)", H[[0, 1], [1, 0]][:, None]),
     ("x[m]", H[H > 2]),
-    ("x[hm]", H[H > 2]),
     ("x[m] = 0.0; x", np.where(H > 2, 0, H)),
-    ("x += x == 0; x", np.where(H == 0, 1, H)),
-    ("(x != 0).any(axis=-1)", np.array([True, True])),
     ("x[i] = h; x", H[[1, 0]]),
     ("cp.add.at(x, (cp.array([0, 0]), cp.array([0, 0])), 1.0); x[0, :1]", np.full(1, 2, "float32")),
     # Prefix sums are subtracted: what follows a large number is lost.
     ("cp.add.reduceat(cp.array([1e8, 1, 1], 'f4'), cp.array([0, 1]))", np.array([1e8, 0], "f4")),
     # Assignments cast without a word.
     ("x[...] = half; x", H),
-    ("half[...] = wide; half", H.astype("float16")),
-    ("x[...] = np.array(2.0); x", np.full((2, 3), 2, "float32")),
-    ("x[:] = x[0]; x", H[[0, 0]]),
     ("cp.add(wide, 1, out=x); x", H + 1),
     # Nothing warns.
     ("x / 0 == cp.inf", H > 0),
-    ("cp.log(x[0, :1])", np.full(1, -np.inf, "float32")),
     ("(x * 1e38).astype('float16')[1]", np.full(3, np.inf, "float16")),
     # Layouts.
     ("(x.T + x.T).flags.c_contiguous", True),
-    ("x.T.copy().flags.c_contiguous", True),
     ("x.T.astype('float64').flags.f_contiguous", True),
-    ("x.T.reshape(-1)", H.T.reshape(-1)),
     ("cp.ascontiguousarray(x[0, 0]).shape", (1,)),
-    ("cp.asarray(h.T).flags.f_contiguous", True),
     ("cp.zeros_like(x.T).flags.f_contiguous", True),
-    ("cp.zeros_like(h)", 0 * H),
     # Moving.
     ("cp.asnumpy(x) is h", False),
-    ("type(cp.asnumpy(x)) is np.ndarray", True),
     ("cp.asarray(x) is x", True),
-    ("cp.array(x) is x", False),
-    ("cp.get_array_module(h) is np", True),
     ("cp.get_array_module(h, x) is cp", True),
     ("pickle.loads(pickle.dumps(x))", H),
-    ("copy.deepcopy(x)", H),
     ("cp.array([x[0], x[1]])", H),
-    ("list(x)[1]", H[1]),
     ("cp.where(m, x, 0.0)", np.where(H > 2, H, np.float32(0))),
-    ("cp.where(~m, -np.inf, 0.0)", np.where(H > 2, 0.0, -np.inf)),
-    ("cp.isinf(x)", np.zeros((2, 3), "bool")),
 ]
 
 
@@ -165,26 +106,21 @@ def names(gpu):
     host = {"h": H.copy(), "hi": np.array([1, 0]), "hm": H > 2}
     there = {"x": host["h"], "i": host["hi"], "m": host["hm"], "wide": H.astype("float64")}
     there |= {"half": H.astype("float16"), "n": np.arange(3, dtype="int32"), "b": H[0] > 0}
-    modules = {"cp": device_module("gpu"), "np": np, "copy": copy, "pickle": pickle}
+    modules = {"cp": device_module("gpu"), "np": np, "pickle": pickle}
     return modules | host | {name: to_device(array, "gpu") for name, array in there.items()}
 
 
-def value(code: str, names: dict):
-    """Run the statements before the last semicolon, and return what comes after it."""
-    before, _, last = code.rpartition(";")
-    exec(before, names)
-    return eval(last.strip(), names)
-
-
-@pytest.mark.parametrize("code, error", REFUSED, ids=[code for code, _ in REFUSED])
+@pytest.mark.parametrize("code, error", REFUSED)
 def test_it_is_refused(code, error, names):
     with pytest.raises(error):
         exec(code, names)
 
 
-@pytest.mark.parametrize("code, want", GIVEN, ids=[code for code, _ in GIVEN])
+@pytest.mark.parametrize("code, want", GIVEN)
 def test_it_gives(code, want, names):
-    got = value(code, names)
+    *before, last = code.split(";")
+    exec(";".join(before), names)
+    got = eval(last.strip(), names)
     if isinstance(want, np.ndarray):
         assert type(got) is names["cp"].ndarray
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
