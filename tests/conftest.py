@@ -120,7 +120,7 @@ def _import_first(folder: str):
 
 LONGEST = """lessons/test_lessons course/test_labs course/test_attacks
 course/test_grader cli/test_cli course/test_lab_command pipeline_parallel/test_equivalence
-data_parallel/test_server_canaries data_parallel/test_zero comm/conformance/test_places
+data_parallel/test_zero comm/conformance/test_places
 hybrid/test_hybrid course/test_mutants gpu/test_strict_device""".split()
 
 

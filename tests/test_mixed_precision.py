@@ -4,7 +4,6 @@ Who skips a step is in test_state_between_steps.py.
 """
 
 import importlib.util
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,16 +12,13 @@ from hypothesis import strategies as st
 
 from minidist import Mesh, nn, optim
 from minidist.autograd.losses import scaled
-from minidist.backend import widen
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.data_parallel.zero_layers import bytes_of
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch, Text, shard
 from minidist.nn.mixture_of_experts import MixtureOfExperts
-from minidist.parallel import mixed_precision
-from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
-from minidist.pieces import split_sizes
+from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.rng import Randomness
 from minidist.training.loop import train
@@ -77,13 +73,6 @@ def test_a_power_of_two_multiplies_every_bit_of_the_gradient_and_not_the_loss(
     assert_same_bits(*gradients)
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**10])
-def test_what_a_dtype_loses_of_gradients(scale):
-    gradients = {"w": np.array([0, 1, 2.0**-24, 2.0**-26]), "b": np.array([1e-30])}
-    assert underflow(gradients, "float16", scale) == (2 / 4 if scale == 1 else 1 / 4)
-    assert underflow(gradients, "float32", scale) == 0
-
-
 def test_a_bfloat16_gradient_whose_squares_are_beyond_float32_is_clipped(cluster):
     pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
 
@@ -126,55 +115,9 @@ class Alone:
         return x
 
 
-def test_weights_that_were_loaded_are_not_undone_by_the_copies():
-    model = mlp()
-    optimizer = MixedPrecision(optim.SGD(model.parameters(), 0.5), Alone(), LossScale(1.0))
-    model.load_state({name: w + 1 for name, w in model.state().items()})
-    want = {n: w - np.float16(0.5) for n, w in model.state().items()}
-    for p in model.parameters():
-        p.grad = np.ones(p.shape, p.dtype)
-    optimizer.step()
-    assert_same_bits(model.state(), want)
-
-
-@pytest.mark.parametrize("how", ["zero 1", "zero 2", "zero 3", "hybrid 0", "hybrid 1", "hybrid 3"])
-def test_weights_are_compared_with_the_copies_only_where_something_else_has_changed_them(
-    cluster, monkeypatch, how
-):
-    kind, stage = how.split()
-    monkeypatch.setattr(mixed_precision, "widen", mock.Mock(side_effect=widen))  # ranks get copies
-
-    def worker(group):
-        model = nn.Transformer(5, 8, 2, 2, 4).astype("float16")
-        if kind == "hybrid":
-            share = Hybrid(model, Mesh(group, dp=2, pp=1, tp=1), zero=int(stage), micro_batches=1)
-        else:
-            share = Zero(model.flatten(group.empty), group, int(stage))
-        optimizer = MixedPrecision(optim.SGD(share.parameters(), 0.5), group, LossScale(1.0))
-
-        def step():
-            for p in share.parameters():
-                p.grad = np.ones(p.shape, p.dtype)
-            share.step(optimizer)
-
-        step()
-        step()
-        group.barrier()
-        before = mixed_precision.widen.call_count
-        group.barrier()
-        loaded = {name: w + 1 for name, w in share.state().items()}
-        share.load_state(loaded)
-        step()
-        return before, loaded, share.state()
-
-    for before, loaded, state in cluster(2, "thread").run(worker):
-        assert not before
-        assert_same_bits(state, {name: w - np.float16(0.5) for name, w in loaded.items()})
-    assert mixed_precision.widen.called
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("grad_dtype, g", [("float16", 2), ("float32", 4)])
+@pytest.mark.parametrize(
+    "stage, grad_dtype, g", [(0, "float32", 4), (2, "float32", 4), (3, "float16", 2)]
+)
 def test_a_parameter_takes_2_2_and_12_bytes_or_4_for_a_float32_gradient(
     cluster, stage, grad_dtype, g
 ):
@@ -207,22 +150,6 @@ def test_a_parameter_takes_2_2_and_12_bytes_or_4_for_a_float32_gradient(
     for rank, held in enumerate(cluster(2, "thread").run(worker)):
         assert held == zero_bytes_held(stage, sizes, 2, rank, BYTES["mixed", 14 + g])
     assert sum(zero_bytes_held(0, sizes, 1, 0, BYTES["mixed", 16]).values()) == 16 * sum(sizes)
-
-
-def test_the_ledger_counts_half_the_bytes_of_float32(cluster):
-    def worker(group, dtype, grad_dtype):
-        model = nn.MLP([4, 8, 3]).astype(dtype, grad_dtype)
-        nn.cross_entropy(model(X.astype(dtype)), Y).backward()
-        all_reduce_gradients(model, group)
-        return group.ledger.bytes["all_reduce"], {str(p.grad.dtype) for p in model.parameters()}
-
-    def sent(*dtypes):
-        found = cluster(2).run(worker, *dtypes)
-        return sum(nbytes for nbytes, _ in found), found[0][1]
-
-    P = 4 * 8 + 8 + 8 * 3 + 3
-    assert sent("float32", None) == sent("float16", "float32") == (2 * 4 * P, {"float32"})
-    assert sent("float16", None) == (2 * 2 * P, {"float16"})
 
 
 # What is divided by the scale.
@@ -275,14 +202,12 @@ def test_the_experts_balancing_loss_is_scaled_with_the_loss():
 
 def trained(cluster, precision="float16", **axes):
     settings = Settings(
-        steps=8, batch=6, context=8, width=16, micro_batches=2, precision=precision, **axes
+        steps=4, batch=6, context=8, width=16, micro_batches=2, precision=precision, **axes
     )
     return cluster(settings.ranks, "thread").run(train, TEXT, settings)
 
 
-@pytest.mark.parametrize(
-    "axes", [{"dp": 2}, {"tp": 2}, {"cp": 2}, {"dp": 2, "ep": 2, "experts": 2}]
-)
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "ep": 2, "experts": 2}])
 def test_every_axis_trains_in_float16_as_one_rank_does(cluster, axes):
     (want, _), *_ = trained(cluster, experts=axes.get("experts", 0))
     found = trained(cluster, **axes)
@@ -300,32 +225,30 @@ def test_a_pipeline_and_zero_change_no_bit_of_float16(cluster):
         mesh = Mesh(group, dp=dp, pp=pp, tp=1)
         hybrid = Hybrid(model, mesh, "1f1b", micro_batches=2, zero=zero)
         optimizer = MixedPrecision(
-            optim.AdamW(hybrid.parameters(), 0.05), group, LossScale(2.0**24, 2)
+            optim.AdamW(hybrid.parameters(), 0.05), group, LossScale(2.0**20, 2)
         )
         tokens = np.random.default_rng(0).integers(0, 5, (6, 4))
         with overflow_allowed():
-            for step in range(12):
+            for step in range(8):
                 hybrid.backward(Batch(tokens, tokens, 0, step, loss_scale=optimizer.loss_scale))
                 optimizer.clip_global_norm(0.5, hybrid.sum_squares)
                 hybrid.step(optimizer)
         return hybrid.state() | {"": np.array([optimizer.steps, optimizer.loss_scale])}
 
-    for dp in (1, 2):
-        want = cluster(dp, "thread").run(worker, dp, 1, 0)[0]
-        assert 0 < want[""][0] < 12
-        for pp, zero in [(1, 1), (2, 0), (2, 1)]:
-            for state in cluster(dp * pp, "thread").run(worker, dp, pp, zero):
-                assert_same_bits(state, want)
+    want = cluster(2, "thread").run(worker, 2, 1, 0)[0]
+    assert 0 < want[""][0] < 8
+    for pp, zero in [(2, 0), (2, 1)]:
+        for state in cluster(2 * pp, "thread").run(worker, 2, pp, zero):
+            assert_same_bits(state, want)
 
 
-@pytest.mark.parametrize("transport", ["process", "thread"])
-def test_bfloat16_trains_and_travels(cluster, transport):
+def test_bfloat16_trains_and_travels(cluster):
     pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
     (want, _), *_ = trained(cluster, "float32")
     settings = Settings(
-        steps=8, batch=6, context=8, width=16, micro_batches=2, precision="bfloat16", pp=2
+        steps=4, batch=6, context=8, width=16, micro_batches=2, precision="bfloat16", pp=2
     )
-    for losses, state in cluster(2, transport).run(train, TEXT, settings):
+    for losses, state in cluster(2).run(train, TEXT, settings):
         np.testing.assert_allclose(losses, want, rtol=2e-2)
         assert {str(w.dtype) for w in state.values()} == {"bfloat16"}
 
@@ -334,26 +257,3 @@ def test_without_ml_dtypes_an_error_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'minidist\[bfloat16\]'"):
         nn.MLP([2, 2]).astype("bfloat16")
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_without_copies_a_parameter_takes_2_2_and_4_bytes(cluster, stage):
-    def worker(group):
-        model = mlp()
-        share = Zero(model.flatten(group.empty), group, stage)
-        optimizer = optim.Adam(share.parameters(), 0.1)
-        optimizer.rounding = optim.StochasticRounding()
-        mine = shard(np.arange(6), group.rank, group.size)
-        share.accumulate(nn.cross_entropy(model(X[mine]), Y[mine], reduction_size=6))
-        share.step(optimizer)
-        homes = [s.part for s in share.shards]
-        return {
-            "weights": bytes_of([home.vector for home in homes]),
-            "gradients": bytes_of([home.gradient for home in homes]),
-            "optimizer state": bytes_of([a for arrays in optimizer.state for a in arrays]),
-        }
-
-    sizes, widths = [4 * 8 + 8, 8 * 3 + 3], BYTES["stochastic", 8]
-    for rank, held in enumerate(cluster(2, "thread").run(worker)):
-        mine = sum(split_sizes(n, 2)[rank] for n in sizes)
-        assert list(held.values()) == [mine * width for width in widths]

@@ -80,23 +80,6 @@ def test_muon_is_nesterov_momentum_made_orthogonal_and_adamw_for_the_rest(scale)
         np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9, err_msg=name)
 
 
-def test_embeddings_heads_gains_and_biases_stay_with_adamw():
-    kept = {n for n, w in transformer().state().items() if hidden_matrices(n, w.shape)}
-    ends = "qkv.weight", "output.weight", "expand.weight", "contract.weight"
-    assert len(kept) == 8 and all(name.endswith(ends) for name in kept)
-    optimizer = optim.Muon(transformer().parameters(), lr=0.0)
-    optimizer.step()
-    held = sum(a.size for arrays in optimizer.state for a in arrays)
-    P, matrices = (
-        sum(w.size for w in group)
-        for group in (
-            transformer().state().values(),
-            (w for n, w in transformer().state().items() if n in kept),
-        )
-    )
-    assert held == 2 * P - matrices
-
-
 def test_muon_is_pytorchs_up_to_its_sixteen_bits():
     torch = pytest.importorskip("torch", reason="the oracle is torch.optim.Muon")
     if not hasattr(torch.optim, "Muon"):
@@ -149,8 +132,7 @@ def one_device(steps=2):
     return model.state()
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("owners", ["one", "every"])
+@pytest.mark.parametrize("stage, owners", [(1, "one"), (3, "every")])
 def test_shards_of_zero_are_updated_as_whole_matrices(cluster, stage, owners):
     found = cluster(3, "thread").run(worker, stage, owners)
     assert compare([state for state, _ in found], one_device()).ok
@@ -160,7 +142,7 @@ def test_shards_of_zero_are_updated_as_whole_matrices(cluster, stage, owners):
 
 
 @pytest.mark.slow
-@pytest.mark.grid(20)
+@pytest.mark.grid(10)
 @pytest.mark.parametrize("owners", ["one", "every"])
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(
@@ -180,29 +162,29 @@ def test_all_meshes_up_to_eight_ranks_have_the_weights_of_one_device(cluster, si
     assert compare([state for state, _ in found], one_device()).ok
 
 
-@pytest.mark.parametrize("how", ["zero", "tp"])
-def test_a_part_of_a_matrix_alone_is_refused(cluster, how):
-    def part(group):
-        mesh = Mesh(group, dp=1, pp=1, tp=2)
-        trainer = (
-            Zero(transformer().flatten(), group) if how == "zero" else Hybrid(transformer(), mesh)
-        )
-        trainer.backward(Batch(TOKENS, TOKENS))
-        trainer.step(optim.Muon(trainer.parameters(), lr=0.1))
-
-    with pytest.raises(RankFailed, match=r"Muon needs all of blocks.0.*pass whole=.*WholeMatrices"):
-        cluster(2, "thread").run(part)
+def part_alone(group):
+    trainer = Hybrid(transformer(), Mesh(group, dp=1, pp=1, tp=2))
+    trainer.backward(Batch(TOKENS, TOKENS))
+    trainer.step(optim.Muon(trainer.parameters(), lr=0.1))
 
 
-def test_a_group_that_lacks_a_rank_is_refused(cluster):
-    def part(group):
-        zero = Zero(transformer().flatten(), group)
-        whole = WholeMatrices(group.split(group.rank))
-        zero.backward(Batch(TOKENS, TOKENS))
-        zero.step(optim.Muon(zero.parameters(), lr=0.1, whole=whole))
+def with_a_group_that_lacks_a_rank(group):
+    zero = Zero(transformer().flatten(), group)
+    whole = WholeMatrices(group.split(group.rank))
+    zero.backward(Batch(TOKENS, TOKENS))
+    zero.step(optim.Muon(zero.parameters(), lr=0.1, whole=whole))
 
-    with pytest.raises(RankFailed, match=r"no rank has .* give WholeMatrices the group of all"):
-        cluster(2, "thread").run(part)
+
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        (part_alone, r"Muon needs all of blocks.0.*pass whole=.*WholeMatrices"),
+        (with_a_group_that_lacks_a_rank, r"no rank has .* give WholeMatrices the group of all"),
+    ],
+)
+def test_a_part_of_a_matrix_alone_is_refused(cluster, step, message):
+    with pytest.raises(RankFailed, match=message):
+        cluster(2, "thread").run(step)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1), st.integers(1, 5))
@@ -237,9 +219,7 @@ def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(cluster, tmp_path):
     assert compare(cluster(4, "thread").run(then), one_device()).ok
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"scale": "adam"}, {"momentum": 1.0}, {"lr": -1.0}, {"times": float("nan")}]
-)
-def test_settings_are_checked(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        optim.Muon(transformer().parameters(), **({"lr": 0.1} | wrong))
+def test_settings_are_checked():
+    for wrong in {"scale": "adam"}, {"momentum": 1.0}, {"lr": -1.0}, {"times": float("nan")}:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            optim.Muon(transformer().parameters(), **({"lr": 0.1} | wrong))

@@ -9,7 +9,6 @@ are tried every day, all by the grids.
 
 import copy
 import itertools
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,7 @@ import pytest
 
 from minidist import nn, optim
 from minidist.autograd import Function
-from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.losses import scaled
-from minidist.autograd.number_format import NumberFormat
 from minidist.comm import Mesh
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
@@ -34,7 +31,6 @@ from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
-from minidist.nn.shard import Shard
 from minidist.parallel.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
 from minidist.pipeline_parallel import PipeDream, Pipeline
 from tests.strategies import assert_same_bits
@@ -483,20 +479,6 @@ def test_a_copied_model_has_the_weights_and_leaves_the_original_alone(cluster, n
         assert_same_bits(*ends)
 
 
-def test_copies_pickles_and_parts_keep_what_a_parameter_keeps():
-    p = nn.Linear(4, 3, name="in").weight
-    kept = {
-        "requires_grad": False,
-        "format": NumberFormat(EightBits(2), np.dtype("float64"), keeps_dtype=True),
-        "name": "another",
-    }
-    for name, value in kept.items():
-        setattr(p, name, value)
-    part = p.part(Shard(0, np.arange(2), 4))
-    for other in copy.deepcopy(p), pickle.loads(pickle.dumps(p)), part:
-        assert {name: getattr(other, name) for name in kept} == kept
-
-
 @ways(
     [*SKIPPING, *(f"{name}, scaled" for name in SCALED)],
     ["sign", "power_sgd, scaled", "zero_1, scaled", "hybrid, biases of routers, scaled"],
@@ -563,24 +545,6 @@ def test_a_step_that_ranks_elsewhere_skip_leaves_no_trace_either(cluster, name):
     for (mine, steps), (want, all_steps) in zip(skipped, right, strict=True):
         assert steps == all_steps == 4
         assert_same_bits(mine, want)
-
-
-@pytest.mark.parametrize("diloco", [False, True])
-def test_a_model_from_a_process_with_a_later_clock_is_not_one_that_just_changed(cluster, diloco):
-    """If it were, a round would begin in every step, and never end."""
-    model = mlp()
-    for layer in model.layers:
-        layer.flat.changed(at=10**12)
-    sent = pickle.dumps(model)
-
-    def worker(group, sent):
-        trained = rounds(group, None, diloco, every=2, model=pickle.loads(sent))
-        for n in range(2):
-            trained.step(n)
-        return trained.state()
-
-    first, second = cluster(RANKS, "thread").run(worker, sent)
-    assert_same_bits(first, second)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

@@ -59,19 +59,13 @@ def calls_of(role, name):
     return calls
 
 
-def session(
-    group, plan, rule, model, data, count, naps=None, turns=None, around=None, device="cpu"
-):
+def session(group, plan, rule, model, data, count, naps=None, turns=None, device="cpu"):
     """Train on `count` minibatches; return what this rank has at the end.
 
     naps    {rank: seconds that each of its minibatches takes}
     turns   {rank: how often the others may go first, in each of its minibatches}
     device  where the weights are
-    around  a context manager: group -> a fault, on every rank
     """
-    if around is not None:
-        with around(group):
-            return session(group, plan, rule, model, data, count, naps, turns, device=device)
 
     def pause():
         time.sleep((naps or {}).get(group.rank, 0))

@@ -1,9 +1,6 @@
 """What ranks have copies of is summed and updated alike, whole or in shards."""
 
-from functools import partial
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,16 +85,6 @@ def test_shards_leave_what_copies_leave(cluster, size, sizes, pair_of, seed):
             if rank == 0 or (rank == 1 and hash_of(name) in pair_of)
         )
         np.testing.assert_allclose(norms, want, 1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_moments_are_kept_once_over_the_ranks_with_copies(cluster, size):
-    worker = partial(two_steps, sizes=[4, 5, 3], pair_of=set(), seed=0)
-    P = sum(p.size for p in nn.MLP([4, 5, 3]).parameters())
-    found = cluster(size, "thread").run(partial(worker, kind=ShardedCopies))
-    assert sum(moments for _, _, moments in found) == 2 * P
-    found = cluster(size, "thread").run(partial(worker, kind=Copies))
-    assert sum(moments for _, _, moments in found) == 2 * P * size
 
 
 def test_a_slice_knows_the_parameters_that_begin_in_it():

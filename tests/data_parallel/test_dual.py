@@ -36,9 +36,9 @@ def test_parts_count_the_reconstruction_once(cluster, size, micro_batches, read)
     assert times == pytest.approx(1), said
 
 
-@pytest.mark.parametrize("read", ["soft", "hard"])
-@pytest.mark.parametrize("strategy", ["naive", "bucketed", "zero_1"])
-@pytest.mark.parametrize("pairs", [2, 5])
+@pytest.mark.parametrize(
+    "strategy, pairs, read", [("naive", 2, "hard"), ("bucketed", 5, "soft"), ("zero_1", 5, "hard")]
+)
 def test_uneven_and_empty_parts_are_one_device(cluster, pairs, strategy, read):
     case = replace(case_of(read, pairs=pairs), options={"micro_batches": 2})
     row = check(strategy, case, 3, cluster(3, "thread"))

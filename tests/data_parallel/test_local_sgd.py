@@ -1,18 +1,25 @@
 """Rounds of one step are naive data parallelism to the bit; longer ones end in an average."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn, optim
 from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
 from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.streaming_diloco import (
+    LEVELS,
+    StreamingDiLoCo,
+    four_bits,
+    from_four_bits,
+)
 from minidist.errors import RankFailed
 from minidist.verify.compare import compare
-from tests.strategies import assert_same_bits, seeds
+from tests.strategies import arrays, assert_same_bits, seeds
 
 LR = 0.3
 
@@ -67,6 +74,7 @@ def outside(model, group, every=2, **outer):
     return DiLoCo(model, group, adamw(model.parameters()), every, **outer).step
 
 
+@settings(max_examples=10)
 @given(seed=seeds, size=st.integers(1, 3), dtype=st.sampled_from(["float64", "float32"]))
 def test_rounds_of_one_step_have_the_bits_of_naive_after_every_step(cluster, seed, size, dtype):
     ranks = cluster(size, "thread")
@@ -76,27 +84,22 @@ def test_rounds_of_one_step_have_the_bits_of_naive_after_every_step(cluster, see
             assert_same_bits(weights, right)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_round_ends_in_the_average_of_the_weights_of_ranks_that_trained_alone(cluster, every):
-    ends = [mine[-1] for mine in cluster(3).run(train, alone, every)]
+def test_a_round_ends_in_the_average_of_the_weights_of_ranks_that_trained_alone(cluster):
+    every = 3
+    ends = [mine[-1] for mine in cluster(3, "thread").run(train, alone, every)]
     mean = {name: np.mean([x[name] for x in ends], axis=0) for name in ends[0]}
-    got = [mine[-1] for mine in cluster(3).run(train, partial(locally, every=every), every)]
+    got = [
+        mine[-1] for mine in cluster(3, "thread").run(train, partial(locally, every=every), every)
+    ]
     assert compare(got, mean).ok and any((ends[0][n] != ends[1][n]).any() for n in mean)
 
 
 @pytest.mark.parametrize("method", [locally, outside])
 def test_ranks_are_alike_after_a_round_and_not_within_one(cluster, method):
-    first, second = cluster(2).run(train, partial(method, every=2), 6)
+    first, second = cluster(2, "thread").run(train, partial(method, every=2), 6)
     for step, (one, other) in enumerate(zip(first, second, strict=True)):
         alike = all(np.array_equal(one[name], other[name]) for name in one)
         assert alike == (step % 2 == 1), step
-
-
-def test_diloco_with_one_rank_a_full_step_and_no_momentum_is_its_inner_optimizer(cluster):
-    how = partial(outside, every=2, lr=1.0, momentum=0.0)
-    (got,) = cluster(1).run(train, how, 6)
-    (want,) = cluster(1).run(train, partial(plainly, optimizer=adamw), 6)
-    assert compare([got[-1]], want[-1]).ok
 
 
 def test_the_outer_step_is_nesterovs(cluster):
@@ -124,24 +127,125 @@ def test_the_outer_step_is_nesterovs(cluster):
     assert cluster(2, "thread").run(worker) == [want, want]
 
 
-@pytest.mark.parametrize("method", [locally, outside])
-@pytest.mark.parametrize("every", [0, 1.5, np.nan, "2"])
-def test_a_round_has_a_whole_number_of_steps(cluster, method, every):
-    with pytest.raises(RankFailed, match="a round has 1 local step or more, not "):
-        cluster(1, "thread").run(train, partial(method, every=every), 1)
+def begin_apart(group, method):
+    method(nn.MLP([2, 2], seed=group.rank), group)
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1}, {"lr": np.nan}, {"momentum": 1}])
-def test_the_outer_step_has_the_settings_of_an_optimizer(cluster, wrong):
-    (name,) = wrong
-    with pytest.raises(RankFailed, match=f"{name} must be a"):
-        cluster(1, "thread").run(train, partial(outside, **wrong), 1)
+# Fragments in turn.
 
 
-@pytest.mark.parametrize("method", [locally, outside])
-def test_ranks_that_begin_with_different_weights_are_refused(cluster, method):
+def train_in_streams(group, steps, seed=0, **streams):
+    """Return the common weights, this rank's own, and the bytes that fragments have sent."""
+    model = nn.MLP([4, 6, 5, 3], seed=2, dtype="float64")
+    local = StreamingDiLoCo(model, group, adamw(model.parameters()), **streams)
+    common, own = [], []
+    for x, y, total in batches(group, steps, seed, "float64"):
+        nn.cross_entropy(model(x), y, total).backward()
+        local.step()
+        local.zero_grad()
+        common.append(local.state())
+        own.append(model.state())
+    local.end()
+    return common, own, local.apart.ledger.total
+
+
+def plain_diloco(group, steps, seed=0, **options):
+    model = nn.MLP([4, 6, 5, 3], seed=2, dtype="float64")
+    step = outside(model, group, **options)
+    for x, y, total in batches(group, steps, seed, "float64"):
+        nn.cross_entropy(model(x), y, total).backward()
+        step()
+        model.zero_grad()
+    return model.state()
+
+
+@settings(max_examples=8)
+@given(seed=seeds, size=st.integers(1, 3), every=st.integers(1, 3))
+def test_one_fragment_at_once_with_all_bits_is_diloco_to_the_bit(cluster, seed, size, every):
+    ranks, limit = cluster(size, "thread"), {"fragments": 1, "tau": 0, "alpha": 0, "bits": None}
+    found = ranks.run(partial(train_in_streams, every=every, **limit), 2 * every, seed)
+    right = ranks.run(partial(plain_diloco, every=every), 2 * every, seed)
+    for (common, own, _), want in zip(found, right, strict=True):
+        assert_same_bits(common[-1], want)
+        assert_same_bits(own[-1], want)
+
+
+def test_fragments_meet_in_turn_and_are_applied_tau_steps_later(cluster):
+    ((common, _, _),) = cluster(1, "thread").run(
+        partial(train_in_streams, every=6, fragments=3, tau=1), 12
+    )
+    moved = [
+        {n.split(".")[1] for n in now if (now[n] != before[n]).any()}
+        for before, now in pairwise(common)
+    ]
+    when = {step + 2: layers for step, layers in enumerate(moved) if layers}
+    assert when == {3: {"0"}, 5: {"1"}, 7: {"2"}, 9: {"0"}, 11: {"1"}}
+
+
+@pytest.mark.parametrize("alpha, want", [(0.0, 10.0 - 2.0), (0.25, 7.75), (1.0, 7.0)])
+def test_alpha_is_the_share_of_what_the_rank_has_learnt_meanwhile(cluster, alpha, want):
+    """One weight, 10 at first, which each inner step lowers by 1: 8 is sent, 7 is there, x is 8."""
+
+    class Down(optim.SGD):
+        def rule(self, p, g):
+            p -= 1.0
+
     def worker(group):
-        method(nn.MLP([2, 2], seed=group.rank), group)
+        model = nn.Linear(1, 1, bias=False, name="one", dtype="float64").flatten()
+        model.weight.data[...] = 10.0
+        rule = Down(model.parameters(), lr=1.0)
+        local = StreamingDiLoCo(model, group, rule, 2, lr=1.0, momentum=0.0, tau=1, alpha=alpha)
+        for _ in range(3):
+            local.step()
+        return float(model.weight.data[0, 0])
 
-    with pytest.raises(RankFailed, match="parameters differ between ranks"):
+    assert cluster(2, "thread").run(worker) == [want, want]
+
+
+@given(seeds, st.integers(1, 9), st.sampled_from(["float32", "float64"]))
+def test_four_bits_are_the_nearest_of_fifteen_numbers(seed, n, dtype):
+    x = arrays(n, seed=seed, dtype=dtype)
+    x[:: max(1, n // 3)] *= 1e-3
+    codes, most = four_bits(x)
+    got = from_four_bits(codes, most, n)
+    levels = np.array([s * level for level in LEVELS for s in (1, -1)])
+    nearest = abs(levels[None] - (x / most)[:, None]).min(axis=1)
+    assert codes.dtype == np.uint8 and len(codes) == (n + 1) // 2 and got.dtype == dtype
+    np.testing.assert_allclose(abs(got - x) / most, nearest, rtol=1e-5, atol=1e-6)
+    assert (got * x >= 0).all()
+
+
+def test_a_fragment_sends_half_a_byte_per_element(cluster):
+    streams = {"every": 3, "fragments": 3, "tau": 1}
+    found = cluster(4, "thread").run(partial(train_in_streams, **streams), 3)
+    layers = [4 * 6 + 6, 6 * 5 + 5, 5 * 3 + 3]
+    assert sum(sent for *_, sent in found) == 4 * 3 * sum(-(-n // 2) + 8 for n in layers)
+
+
+@pytest.mark.parametrize(
+    "worker, message",
+    [
+        *((partial(begin_apart, method=m), "parameters differ") for m in (locally, outside)),
+        *(
+            (partial(train, method=partial(m, every=every), steps=1), "1 local step or more, not ")
+            for m, every in [(locally, 0), (locally, 1.5), (outside, np.nan), (outside, "2")]
+        ),
+        *(
+            (partial(train, method=partial(outside, **wrong), steps=1), "must be a")
+            for wrong in [{"lr": -1}, {"lr": np.nan}, {"momentum": 1}]
+        ),
+        *(
+            (partial(train_in_streams, steps=1, every=6, **wrong), message)
+            for wrong, message in [
+                ({"fragments": 7}, "fragments are 1 to 6"),
+                ({"fragments": 3, "tau": 3}, "tau is 0 to 2 steps"),
+                ({"tau": -1}, "tau is 0 to 6 steps"),
+                ({"alpha": 1.5}, "alpha is a number from 0 to 1"),
+                ({"bits": 8}, "bits are 4, or None"),
+            ]
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(cluster, worker, message):
+    with pytest.raises(RankFailed, match=message):
         cluster(2, "thread").run(worker)

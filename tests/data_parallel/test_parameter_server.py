@@ -13,11 +13,11 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, optim, run
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.data_parallel.parameter_server import Server, ServerPlan, join, train
-from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
+from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, join, train
+from minidist.errors import CollectiveMismatch, RankDied, RankFailed
 from minidist.nn.datasets import shard
 from minidist.rng import Randomness
-from minidist.verify.compare import compare
+from minidist.verify.strategies.parameter_server import replay_server
 from tests.data_parallel.serving import (
     OPTIMIZERS,
     backward_on,
@@ -31,7 +31,6 @@ from tests.data_parallel.serving import (
 )
 from tests.strategies import arrays, assert_same_bits, mlps, seeds, transformers
 
-both = pytest.mark.parametrize("transport", ["process", "thread"])
 STEPS = 3
 
 
@@ -100,9 +99,14 @@ def cases(draw):
     return model, arrays(examples, sizes[0], seed=seed), random.integers(0, sizes[-1], examples)
 
 
-@pytest.mark.parametrize("rule", sorted(OPTIMIZERS))
-@settings(max_examples=10)
-@given(case=cases(), servers=st.integers(1, 3), workers=st.integers(1, 4), quorum=st.integers(0, 4))
+@settings(max_examples=12)
+@given(
+    rule=st.sampled_from(sorted(OPTIMIZERS)),
+    case=cases(),
+    servers=st.integers(1, 3),
+    workers=st.integers(1, 4),
+    quorum=st.integers(0, 4),
+)
 def test_staleness_zero_has_the_bits_of_averaged_gradients(
     cluster, rule, case, servers, workers, quorum
 ):
@@ -111,8 +115,7 @@ def test_staleness_zero_has_the_bits_of_averaged_gradients(
     assert_equals_averaged(cluster, case, plan, workers, rule)
 
 
-@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 3), (3, 2)])
-def test_adamw_on_the_servers_and_frozen_and_unused_parameters(cluster, servers, workers):
+def test_adamw_on_the_servers_and_frozen_and_unused_parameters(cluster):
     class Partial(nn.Sequential):
         def forward(self, x, randomness=None):
             return self.layers[2](self.layers[0](x))  # the layer between is not used
@@ -126,8 +129,7 @@ def test_adamw_on_the_servers_and_frozen_and_unused_parameters(cluster, servers,
     )
     before = model.state()
     case = model, arrays(5, 3), np.arange(5) % 2
-    plan = ServerPlan(servers)
-    after = assert_equals_averaged(cluster, case, plan, workers, "adamw", "0.bias")
+    after = assert_equals_averaged(cluster, case, ServerPlan(3), 2, "adamw", "0.bias")
     np.testing.assert_array_equal(after["0.bias"], before["0.bias"])
     assert (after["0.weight"] != before["0.weight"]).any()
     assert np.abs(after["1.weight"] - before["1.weight"]).max() > 0  # by weight decay alone
@@ -154,8 +156,9 @@ def assert_bounded(log, staleness, workers):
         )
 
 
-@pytest.mark.parametrize("rule", ["momentum", "adagrad", "adamw"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name, rule", list(zip(PLANS, ["momentum", "adagrad", "momentum", "adamw"] * 2, strict=False))
+)
 def test_the_replay_ends_with_the_same_bits(cluster, name, rule):
     plan = PLANS[name]
     size, naps = plan.servers + 3, {plan.servers: 0.001, plan.servers + 2: 0.004}
@@ -202,26 +205,7 @@ def test_downpour_fetches_pushes_and_descends_as_its_algorithm_says(
     assert sum(mine["bytes"] for mine in found) == want
 
 
-def test_the_first_update_of_a_worker_alone_is_that_of_one_device(cluster):
-    """One worker, plain SGD: version n is used for minibatch n, and nothing is stale."""
-    for plan in (
-        ServerPlan(),
-        ServerPlan(staleness=None),
-        ServerPlan(2, staleness=2),
-        ServerPlan(quorum=1),
-    ):
-        ranks = cluster(plan.servers + 1, "thread")
-        found, _, _ = run_and_replay(ranks, plan, "sgd")
-        model, (inputs, targets) = mlp(), mlp_data(12)
-        optimizer = OPTIMIZERS["sgd"](model.parameters())
-        for batch in range(12):
-            backward_on(inputs, targets)(model, batch)
-            optimizer.step(), optimizer.zero_grad()
-        assert compare([mine["weights"] for mine in found], model.state()).ok
-        assert set(found[0]["staleness"]) == {0}
-
-
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(
     seed=seeds,
     staleness=st.integers(1, 3),
@@ -239,20 +223,19 @@ def test_no_interleaving_breaks_the_staleness_bound(seed, staleness, servers, tu
         assert_bounded(mine["log"], staleness, range(servers, servers + workers))
 
 
-@pytest.mark.parametrize("staleness", [1, 3])
-def test_a_worker_that_has_finished_holds_back_nobody(staleness):
+def test_a_worker_that_has_finished_holds_back_nobody():
     """The three have 2, 7 and no minibatches."""
     own = {1: [0, 1], 2: [2, 3, 4, 5, 6, 7, 8], 3: []}
 
     def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(staleness=staleness))
+        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(staleness=1))
         train(role, backward_on(*mlp_data(9)), own.get(group.rank, []))
         return role.log if group.rank == 0 else None
 
     log = run(worker, 4, transport="thread", timeout=60)[0]
     done = {w: [b for u in log for p in u if p.worker == w for b in p.batches] for w in own}
     assert done == own
-    assert_bounded(log, staleness, own)
+    assert_bounded(log, 1, own)
 
 
 def test_a_worker_that_always_has_a_request_waiting_does_not_starve_the_next():
@@ -269,44 +252,6 @@ def test_a_worker_that_always_has_a_request_waiting_does_not_starve_the_next():
             return [push.worker for update in role.serve().log for push in update]
 
     assert run(worker, 4, transport="thread", timeout=60)[0] == [1, 2, 3] * 5
-
-
-def test_with_a_slow_worker_there_is_staleness_and_no_fixed_order(cluster):
-    naps = {1: 0.002, 2: 0.002, 3: 0.010}
-    orders = set()
-    for _ in range(5):
-        found, logs, want = run_and_replay(cluster(4), PLANS["downpour"], count=42, naps=naps)
-        assert_same_bits(found[0]["weights"], want)
-        assert max(found[0]["staleness"]) > 1
-        order = [push.worker for update in logs[0] for push in update]
-        assert order != sorted(order) and order != [1, 2, 3] * 14
-        orders.add(tuple(order))
-        if len(orders) > 1:
-            return
-    raise AssertionError("five runs, one order")
-
-
-def test_a_bound_keeps_fast_workers_near_the_slow_one_and_a_quorum_does_not_wait(cluster):
-    naps, furthest = {1: 0.0, 2: 0.0, 3: 0.01}, {}
-    for name, plan in {
-        "none": ServerPlan(staleness=None),
-        "2": ServerPlan(staleness=2),
-        "quorum": ServerPlan(staleness=4, quorum=2),
-    }.items():
-        _, logs, _ = run_and_replay(cluster(4), plan, count=36, naps=naps)
-        done = dict.fromkeys((1, 2, 3), 0)
-        ahead = []
-        for update in logs[0]:
-            for push in update:
-                done[push.worker] += len(push.batches)
-            ahead.append(max(done.values()) - min(done.values()))
-        furthest[name] = max(ahead)
-        if name == "quorum":
-            sums = [len(p.batches) for update in logs[0] for p in update if p.worker == 3]
-            assert max(sums) > 1 and sum(sums) == 12, "the slow one sends sums, nothing is lost"
-            fast = [p for update in logs[0] for p in update if p.worker != 3]
-            assert max(len(p.batches) for p in fast) <= 2
-    assert furthest["2"] <= 3 < furthest["none"]
 
 
 @settings(max_examples=8)
@@ -341,22 +286,7 @@ def test_the_delayed_buffer_sends_every_gradient_once(seed, quorum, patience, se
 # Wrong programs, and ranks that die.
 
 
-@both
-def test_a_worker_that_never_finishes_is_an_error_and_no_hang(cluster, transport):
-    def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan())
-        if group.rank == 0:
-            role.serve()
-        elif group.rank == 1:
-            role.pull()
-            role.finish()
-
-    with pytest.raises(Deadlock, match=r"rank 0: waits in recv_any\(tag=0\) for rank 2 since"):
-        cluster(3, transport).run(worker)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(cluster, workers):
+def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(cluster):
     """Its worker would move running statistics, and the servers' model would keep the old ones."""
 
     def worker(group):
@@ -365,10 +295,10 @@ def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(clu
             join(group, model, partial(optim.SGD, lr=0.1), ServerPlan())
         return join(group, model.eval(), partial(optim.SGD, lr=0.1), ServerPlan()).flat.size
 
-    assert cluster(1 + workers, "thread").run(worker) == [24] * (1 + workers)
+    assert cluster(2, "thread").run(worker) == [24] * 2
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
     def worker(group):
         role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(2, staleness=None))
@@ -392,29 +322,20 @@ def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
         assert ranks.run(session, ServerPlan(), "sgd", mlp(), mlp_data(4), 4)[0]["log"]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ServerPlan(servers=0), "servers is a whole number from 1, not 0"),
-        (lambda: ServerPlan(staleness=-1), "staleness is a whole number from 0, not -1"),
-        (lambda: ServerPlan(quorum=0), "quorum is a whole number from 1, not 0"),
-        (lambda: ServerPlan(staleness=None, n_push=0), "n_push is a whole number from 1, not 0"),
-        (
-            lambda: ServerPlan(staleness=None, n_fetch=1.5),
-            "n_fetch is a whole number from 1, not 1.5",
-        ),
-        (lambda: ServerPlan(servers=True), "servers is a whole number from 1, not True"),
-        (lambda: ServerPlan(staleness=2, n_fetch=2), "are Downpour's"),
-        (lambda: ServerPlan(local_lr=0.1), "are Downpour's"),
-        (
-            lambda: ServerPlan(staleness=None, quorum=1, n_push=2),
-            "use staleness=None without a quorum",
-        ),
-    ],
-)
-def test_plans_that_mean_nothing_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_plans_that_mean_nothing_are_refused():
+    for plan, message in [
+        ({"servers": 0}, "servers is a whole number from 1, not 0"),
+        ({"servers": True}, "servers is a whole number from 1, not True"),
+        ({"staleness": -1}, "staleness is a whole number from 0, not -1"),
+        ({"quorum": 0}, "quorum is a whole number from 1, not 0"),
+        ({"staleness": None, "n_push": 0}, "n_push is a whole number from 1, not 0"),
+        ({"staleness": None, "n_fetch": 1.5}, "n_fetch is a whole number from 1, not 1.5"),
+        ({"staleness": 2, "n_fetch": 2}, "are Downpour's"),
+        ({"local_lr": 0.1}, "are Downpour's"),
+        ({"staleness": None, "quorum": 1, "n_push": 2}, "use staleness=None without a quorum"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ServerPlan(**plan)
 
 
 def test_ranks_that_cannot_serve_are_refused(cluster):
@@ -444,3 +365,35 @@ def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, dtyp
 
     log = cluster(2, "thread").run(worker)[0]
     assert [push.versions for (push,) in log] == [(before + i,) for i in range(6)]
+
+
+# The replay by itself.
+
+
+def in_turns(workers, count):
+    """Return the log of workers that take turns: every gradient is workers - 1 updates stale."""
+    return [[Push(b % workers, (b,), (max(0, b - workers + 1),))] for b in range(count)]
+
+
+def dealt(workers, count):
+    return {w: list(range(w, count, workers)) for w in range(workers)}
+
+
+@pytest.mark.parametrize(
+    ("logs", "given", "message"),
+    [
+        (
+            [in_turns(2, 4)],
+            {0: [0, 2], 1: [1, 3, 5]},
+            r"given \[1, 3, 5\], .* logged \[1, 3\]",
+        ),
+        ([in_turns(2, 4), in_turns(2, 3)], dealt(2, 4), r"given \[1, 3\], a server logged \[1\]"),
+        ([in_turns(1, 3) + in_turns(1, 3)[2:]], dealt(1, 3), r"logged \[0, 1, 2, 2\]"),
+        ([[[Push(0, (0,), (1,))]]], dealt(1, 1), "an update needs a version made after it"),
+    ],
+)
+def test_logs_that_no_run_can_leave_are_refused(logs, given, message):
+    with pytest.raises(ValueError, match=message):
+        replay_server(
+            mlp(), PLANS["downpour"], logs, given, backward_on(*mlp_data(6)), OPTIMIZERS["sgd"]
+        )

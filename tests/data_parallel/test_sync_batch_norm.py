@@ -1,22 +1,20 @@
 """Batch norms that share statistics leave one device's gradients and running statistics."""
 
-import copy
 from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
 from minidist.autograd import recompute
-from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.data_parallel.zero import Zero
 from minidist.nn.datasets import Batch, shard
 from minidist.pipeline_parallel import Pipeline
 from minidist.verify.equivalence import check, gradients
-from minidist.verify.strategies import Case, one_device
+from minidist.verify.strategies import Case
 from tests.strategies import arrays, seeds
 
 
@@ -45,6 +43,7 @@ def case_of(drawn, examples, seed):
 splits = {"size": st.integers(1, 4), "examples": st.integers(2, 9), "seed": seeds}
 
 
+@settings(max_examples=12)
 @given(drawn=normed(), **splits)
 def test_gradients_and_running_statistics_equal_one_devices(cluster, drawn, size, examples, seed):
     case = case_of(drawn, examples, seed)
@@ -67,29 +66,6 @@ def test_single_precision_keeps_the_digits_of_a_small_variance(cluster, mean):
     for got, var in cluster(3, "thread").run(statistics_of, x):
         np.testing.assert_allclose(var, rows.var(axis=0, ddof=1), rtol=1e-5)
         np.testing.assert_allclose(got, rows.mean(axis=0), rtol=1e-6, atol=1e-6)
-
-
-def test_the_variance_of_equal_numbers_far_from_0_is_not_below_0(cluster):
-    """By rounding, their mean square minus the square of their mean may be."""
-    x = np.repeat(1e8 * arrays(1, 30), 7, axis=0)
-    for _, var in cluster(3, "thread").run(statistics_of, x):
-        assert (var >= 0).all()
-
-
-def test_own_statistics_give_another_gradient(cluster):
-    """What is missing without synchronisation is no rounding error."""
-    case = case_of((nn.CNN(1, 4, (4, 6), dtype="float64"), (1, 4, 4)), 8, seed=0)
-
-    def worker(group, case):
-        for norm in case.model.modules(nn.BatchNorm):
-            norm.sum_over_ranks = lambda sums: sums
-        mine = shard(np.arange(8), group.rank, group.size)
-        nn.cross_entropy(case.model(case.inputs[mine]), case.targets[mine], 8).backward()
-        all_reduce_gradients(case.model, group)
-        return case.model.layers[0].first.conv.weight.grad
-
-    got, want = cluster(2, "thread").run(worker, case)[0], one_device(case)["stem.conv.weight"]
-    assert np.abs(got - want).max() > 0.1 * np.abs(want).max()
 
 
 def test_ranks_together_need_two_numbers_per_channel(cluster):
@@ -122,26 +98,14 @@ def test_evaluation_sends_nothing_and_recomputation_moves_the_statistics_once(cl
         assert not sent
 
 
-def test_a_first_layer_sends_nothing_in_backward(cluster):
-    def worker(group):
-        y = sync_batch_norm(nn.BatchNorm(3, dtype="float64"), group)(Tensor(arrays(4, 3)))
-        sent = group.ledger.total
-        y.sum().backward()
-        return sent, group.ledger.total - sent
-
-    sent = cluster(2, "thread").run(worker)
-    assert (sum(s for s, _ in sent), [more for _, more in sent]) == (2 * (2 * 3 + 1) * 8, [0, 0])
-
-
-REFUSED = {
-    r"call sync_batch_norm\(model, group\) before training": "zero_1 zero_2 zero_3",
-    r"use model.eval\(\) to train with fixed ones": "parameter_server downpour ssp",
-    "sync_batch_norm sums over ranks only": "gpipe 1f1b interleaved zb_v pipedream_2bw",
-}
-
-
 @pytest.mark.parametrize(
-    "strategy, remedy", [(name, why) for why, names in REFUSED.items() for name in names.split()]
+    "strategy, remedy",
+    [
+        ("zero_3", r"call sync_batch_norm\(model, group\) before training"),
+        ("downpour", r"use model.eval\(\) to train with fixed ones"),
+        ("zb_v", "sync_batch_norm sums over ranks only"),
+        ("pipedream_2bw", "sync_batch_norm sums over ranks only"),
+    ],
 )
 def test_parts_of_a_batch_servers_and_micro_batches_are_refused_and_told_the_remedy(
     strategy, remedy
@@ -151,23 +115,9 @@ def test_parts_of_a_batch_servers_and_micro_batches_are_refused_and_told_the_rem
         gradients(strategy, case.model, case.inputs, case.targets, 3, transport="thread")
 
 
-def test_one_micro_batch_and_fixed_statistics_need_no_synchronisation(cluster):
-    case = case_of((nn.CNN(1, 4, (2, 2), dtype="float64"), (1, 4, 4)), 8, seed=0)
-    row = check("gpipe", case, 2, cluster(2, "thread"), micro_batches=1)
-    assert row["ok"], row["detail"]
-    still = copy.deepcopy(case.model).eval()
-    fixed = Case("fixed", still, case.inputs, case.targets)
-    row = check("naive", fixed, 3, cluster(3, "thread"))
-    assert row["ok"], row["detail"]
-
-
 @pytest.mark.parametrize(
     "make",
-    [
-        partial(Zero, stage=1),
-        partial(Zero, stage=3),
-        partial(Pipeline, micro_batches=2),
-    ],
+    [partial(Zero, stage=3), partial(Pipeline, micro_batches=2)],
 )
 def test_a_norm_that_trains_again_after_its_trainer_was_made_is_refused_too(cluster, make):
     def worker(group):

@@ -1,22 +1,20 @@
 """What ZeRO moves and holds: ledgers, arrays and the allocator, against closed forms."""
 
-import resource
-import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from minidist import Cluster, Tensor, nn, optim, run
+from minidist import Tensor, nn, optim, run
 from minidist.autograd import Function
-from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.events import EventLog
+from minidist.pieces import split_sizes
 from minidist.planning.costs.collectives import all_reduce_bytes
-from minidist.planning.costs.zero import FP32_ADAM, zero_bytes_held, zero_bytes_moved
-from minidist.verify.compare import compare
+from minidist.planning.costs.zero import zero_bytes_held, zero_bytes_moved, zero_passes
 from tests import causes
+from tests.strategies import arrays
 
 STAGES = [1, 2, 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)
@@ -36,7 +34,7 @@ def step_of(model, zero, optimizer, group, micro_batches=1, rows=2):
 
 
 @each_stage
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_bytes_moved_are_the_closed_form_on_every_rank(cluster, stage, size, micro_batches):
     def worker(group, shared):
@@ -79,7 +77,7 @@ def held(zero, optimizer):
 
 
 @each_stage
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("shared", [True, False])
 def test_bytes_held_are_the_closed_form_on_every_rank(cluster, stage, size, shared):
     def worker(group):
@@ -101,37 +99,30 @@ def test_bytes_held_are_the_closed_form_on_every_rank(cluster, stage, size, shar
         assert peak == want["parameters"] + want["gradients"]
 
 
-def test_the_convention_is_sixteen_bytes_per_parameter():
-    P = 1000
-    assert sum(FP32_ADAM.values()) == 16
-    totals = [sum(zero_bytes_held(stage, [P // 50] * 50, 4, 0).values()) for stage in range(4)]
-    blocks = P // 50
-    assert totals[:2] == [16 * P, 8 * P + 8 * P // 4]
-    assert totals[2] == 4 * P + 12 * P // 4 + 4 * blocks
-    assert totals[3] == 16 * P // 4 + 12 * blocks
+class Looking(Function):
+    """Y = X; call `look` when backward comes here."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def forward(self, x):
+        return x
+
+    def backward(self, grad):
+        self.look()
+        return grad
 
 
 class Measured(nn.Module):
     """A layer that notes the bytes in use when its backward begins, and when it ends."""
 
     def __init__(self, layer, seen):
-        self.layer, self.flat, self.seen = layer, layer.flat, seen
+        self.layer, self.flat = layer, layer.flat
+        self.look = lambda: seen.append(tracemalloc.get_traced_memory()[0])
 
     def forward(self, x, randomness=None):
         x = Tensor(x, requires_grad=True) if isinstance(x, np.ndarray) else x
-        return Measure(self.seen)(self.layer(Measure(self.seen)(x)))
-
-
-class Measure(Function):
-    def __init__(self, seen):
-        self.seen = seen
-
-    def forward(self, x):
-        return x
-
-    def backward(self, grad):
-        self.seen.append(tracemalloc.get_traced_memory()[0])
-        return grad
+        return Looking(self.look)(self.layer(Looking(self.look)(x)))
 
 
 WIDE = [512] * 7  # 6 layers of 1 MiB
@@ -139,8 +130,7 @@ SMALL = 1 << 18  # bytes: activations of two examples, and Python's own objects
 
 
 @each_stage
-@pytest.mark.parametrize("size", [1, 4])
-def test_the_allocator_sees_no_more_at_any_boundary_of_layers(cluster, stage, size):
+def test_the_allocator_sees_no_more_at_any_boundary_of_layers(cluster, stage):
     """tracemalloc counts all arrays, also messages that have come early.
 
     The others can be ahead by one collective: of one layer's gradient, and, in stage 3, where a
@@ -161,7 +151,7 @@ def test_the_allocator_sees_no_more_at_any_boundary_of_layers(cluster, stage, si
         tracemalloc.stop()
         return seen, held(zero, optimizer)
 
-    sizes = sizes_of(nn.MLP(WIDE))
+    sizes, size = sizes_of(nn.MLP(WIDE)), 4
     early = (2 if stage == 3 else 1) * 4 * max(sizes) * (size - 1) // size
     for rank, (seen, found) in enumerate(cluster(size).run(worker)):
         want = sum(zero_bytes_held(stage, sizes, size, rank).values())
@@ -190,27 +180,12 @@ class LookedAfter(nn.Module):
         with self.log.span(f"forward {self.number}"):
             y = self.layer(x)
         self.look()
-        return Look(self.look)(y)
+        return Looking(self.look)(y)
 
 
-class Look(Function):
-    """Y = X; look when backward comes to the layer, whose weights are there by then."""
-
-    def __init__(self, look):
-        self.look = look
-
-    def forward(self, x):
-        return x
-
-    def backward(self, grad):
-        self.look()
-        return grad
-
-
-def prefetching(group, width, rows, steps):
+def prefetching(group, width, steps):
     """Train without changing weights; return the layers whose weights were wrong when used."""
-
-    wrong = []
+    wrong, rows = [], 3 if group.rank else 300
     model = nn.MLP([width] * 7).flatten(group.empty)
     layers = [LookedAfter(layer, k, group.log, wrong) for k, layer in enumerate(model.layers)]
     for outer in layers:
@@ -229,96 +204,59 @@ def prefetching(group, width, rows, steps):
     return wrong, all(apart) and len(apart) == 5
 
 
-def test_weights_come_while_the_layer_before_computes_and_are_right_when_used():
+def test_weights_come_in_a_second_thread_and_are_right_when_used_at_any_speed():
     log = EventLog()
-    assert run(prefetching, 2, 512, 256, 4, log=log) == [([], True)] * 2
-    overlaps = []
-    for rank in (0, 1):
+    assert run(prefetching, 3, 40, 4, transport="thread", log=log) == [([], True)] * 3
+    for rank in range(3):
         events = [e for e in log.events if e.rank == rank]
         for k in range(1, 6):
-            first = [e for e in events if e.name == f"all_gather layer {k}"]
-            assert all(e.thread == "gather" for e in first[::2])  # forward, backward in turn
-            before = [e for e in events if e.name == f"forward {k - 1}"]
+            forward = [e for e in events if e.name == f"all_gather layer {k}"][::2]  # and backward
             two_before = [e for e in events if e.name == f"forward {k - 2}"]
-            assert len(first) == 8 and len(before) == 4
-            overlaps += [g.start < f.end for g, f in zip(first[::2], before, strict=True)]
-            for gather, earlier in zip(first[::2], two_before, strict=False):
+            assert len(forward) == 4 and all(e.thread == "gather" for e in forward)
+            for gather, earlier in zip(forward, two_before, strict=False):
                 assert gather.start > earlier.end  # whose place it takes
-        for k in range(5):  # backward: the layer after k is reduced when its backward has ended
-            second = [e for e in events if e.name == f"all_gather layer {k}"][1::2]
-            assert all(e.thread == "gather" for e in second)
-            shard = f"reduce_scatter shard from layers.{k + 1}.weight on"
-            after = [e for e in events if e.name == shard]
-            overlaps += [g.start < r.start for g, r in zip(second, after, strict=True)]
-    assert len(overlaps) == 80 and np.mean(overlaps) > 0.8
 
 
-def test_ranks_at_different_speeds_find_the_right_weights(cluster):
-    def worker(group):
-        group.log = EventLog()
-        return prefetching(group, 40, 3 if group.rank else 300, 10)
+# Ranks of a host share a copy.
 
-    assert cluster(3).run(worker) == [([], True)] * 3
+HOSTS = [7, 9, 2, 5]
 
 
-# A model whose optimizer state does not fit one rank.
-
-BIG = [1024] * 9  # 8 layers of 4 MiB: P = 32 MiB
-
-
-def train_in(group, budget, stage, steps=2):
-    """Train in as much memory as is in use now, and `budget` bytes more; return some weights."""
-
-    def training(widths):
-        model = nn.MLP(widths, activation="gelu")
-        x = np.random.default_rng(group.rank).standard_normal((4, widths[0]), np.float32)
-        zero = Zero(model, group, stage) if stage else None
-        optimizer = optim.AdamW(zero.parameters() if stage else model.parameters(), 1e-3)
-        for _ in range(steps):
-            loss = nn.cross_entropy(model(x), np.arange(4), 4 * group.size)
-            if stage:
-                zero.accumulate(loss)
-                zero.step(optimizer)
-            else:
-                loss.backward()
-                all_reduce_gradients(model, group)
-                optimizer.step()
-                optimizer.zero_grad()
-        return zero or model
-
-    training([512] * 4)  # BLAS, threads and messages get what they need once for all
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    if budget is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (private_bytes() + budget, limits[1]))
-    try:
-        trained = training(BIG)
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, limits)
-    return {name: w.reshape(-1)[::97] for name, w in trained.state().items()}
+def sent(group, stage, shards, micro_batches):
+    """Return the bytes that this rank sends in a step, inside its copy and between copies."""
+    model = nn.MLP(HOSTS, "gelu", dtype="float64")
+    zero = Zero(model, group, stage, shards)
+    optimizer = optim.SGD(zero.parameters(), 0.1)
+    for i in range(micro_batches):
+        loss = nn.cross_entropy(model(arrays(2, HOSTS[0])), np.zeros(2, int), 2)
+        zero.accumulate(loss, last=i == micro_batches - 1)
+    zero.step(optimizer)
+    inside = [part.ledger.total for part in zero.groups if part is not zero.between]
+    return sum(inside), zero.between.ledger.total
 
 
-def private_bytes():
-    """Return the bytes of private memory that this process may write to, used or not."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
+@pytest.mark.parametrize("stage, shards, m", [(1, 2, 3), (2, 1, 3), (3, 2, 3), (3, 4, 1)])
+def test_only_one_all_reduce_of_shards_leaves_a_host(cluster, stage, shards, m):
+    """With N/k = h copies, of all ranks: h (k - 1) S per pass inside, 2 (h - 1) S between."""
+    found = cluster(4, "thread").run(sent, stage, shards, m)
+    S, h = nn.MLP(HOSTS, dtype="float64").flatten(), 4 // shards
+    nbytes = sum(layer.flat.vector.nbytes for layer in S.layers)
+    passes = sum(zero_passes(stage, m))
+    assert sum(inside for inside, _ in found) == passes * h * (shards - 1) * nbytes
+    assert sum(between for _, between in found) == 2 * (h - 1) * nbytes
+    for r, (_, between) in enumerate(found):
+        own = [split_sizes(layer.flat.size, shards)[r % shards] for layer in S.layers]
+        pieces = [split_sizes(n, h)[r // shards] for n in own]
+        assert between == 8 * sum(n - s + (h - 1) * s for n, s in zip(own, pieces, strict=True))
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="RLIMIT_DATA of mappings is Linux's"
-)
-def test_a_model_whose_optimizer_state_does_not_fit_trains_in_stage_3():
-    """Plain data parallelism needs 4 P; stage 3 on two ranks 2 P, 3 of 8 layers, and the stacks of
-    the threads that gather: 8 MiB each, P/4, one beginning while the other ends.
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_copies_that_are_summed_are_not_summed_again(cluster, stage):
+    def worker(group, stage):
+        model = nn.MLP(HOSTS, "gelu", dtype="float64")
+        zero = Zero(model, group, stage, shards=1)
+        for _ in range(2):
+            zero.accumulate(nn.cross_entropy(model(arrays(2, HOSTS[0])), np.zeros(2, int), 2))
 
-    The limit is on private memory that can be written to. One on addresses (RLIMIT_AS) would be
-    blurred: the C library reserves 64 MiB of them for each thread, and then uses those.
-    """
-    P = 4 * sum(sizes_of(nn.MLP(BIG)))
-    with Cluster(2) as ranks:
-        want = ranks.run(train_in, None, 0)
-    with Cluster(2) as ranks:
-        with pytest.raises(RankFailed, match="MemoryError"):
-            ranks.run(train_in, 7 * P // 2, 0)
-        found = ranks.run(train_in, 7 * P // 2, 3)
-    comparison = compare(found, want[0], 1e-4)  # float32
-    assert comparison.ok, comparison
+    with pytest.raises(RankFailed, match=r"reduced already|would be summed over them again"):
+        cluster(2, "thread").run(worker, stage)

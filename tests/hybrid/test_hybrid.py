@@ -1,12 +1,13 @@
 """Five axes on a mesh: gradients, clipping and weights equal one device's."""
 
 import copy
-from itertools import cycle, product
+from itertools import product
 
 import numpy as np
 import pytest
 
 from minidist import Mesh, nn, optim
+from minidist.backend import address
 from minidist.context_parallel import plain
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
@@ -15,8 +16,10 @@ from minidist.observe.costs import measure_costs
 from minidist.rng import Randomness, generator
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
+from minidist.verify.strategies import STRATEGIES
 from minidist.verify.strategies.cases import (
     Case,
+    documents,
     random_weights,
     translator_case,
 )
@@ -24,30 +27,11 @@ from tests import causes
 
 AXES = ("dp", "pp", "cp", "tp", "ep")  # ep divides dp, so it has no ranks of its own
 HEADS = 12
-SCHEDULES = [
-    {"schedule": "1f1b"},
-    {"schedule": "gpipe", "split_sequence": True, "zero": 1},
-    {"schedule": "zb_h1", "weights_last": True, "attention": "ulysses"},
-]
+SAFE = {"rendezvous_safe": True, "schedule": "gpipe"}
 MESHES = [
     (dp, pp, cp, tp, ep)
     for dp, pp, cp, tp, ep in product(range(1, 9), repeat=5)
     if dp * pp * cp * tp <= 8 and dp % ep == 0 and pp <= 5 and tp <= 4
-]
-SMALL = [
-    (1, 1, 1, 1, 1),
-    (2, 1, 1, 1, 1),
-    (1, 2, 1, 1, 1),
-    (1, 1, 2, 1, 1),
-    (1, 1, 1, 2, 1),
-    (2, 1, 1, 1, 2),
-    (1, 3, 1, 1, 1),
-    (2, 2, 1, 1, 1),
-    (1, 2, 1, 2, 1),
-    (2, 1, 1, 2, 1),
-    (2, 1, 2, 1, 2),
-    (1, 2, 2, 1, 1),
-    (3, 1, 1, 1, 3),
 ]
 
 
@@ -76,34 +60,39 @@ def ranks_of(mesh):
     return int(np.prod(mesh[:-1]))
 
 
-def three_steps(group, mesh, options, tied, B=5):
-    """Train three steps on the mesh and on one device; return what differs on this rank."""
-    tokens = generator(0, "hybrid").integers(0, 11, (3, 2, B, 12))
-    return steps_of(group, mesh, options, model_for(mesh[-1], tied), tokens)
+def transformer_and_batches(mesh, tied, B):
+    tokens = generator(0, "hybrid").integers(0, 11, (2, 2, B, 12))
+    return model_for(mesh[-1], tied), tokens
 
 
-def translated_steps(group, mesh, options, *_):
-    """The same of a Seq2Seq, on three batches of seven examples."""
+def translator_and_batches(*_):
+    """Return a Seq2Seq, and two batches of ten or eleven examples."""
     case = translator_case(21, 2, 24, HEADS)
-    batches = [(case.inputs[i::3], case.targets[i::3]) for i in range(3)]
-    return steps_of(group, mesh, options, case.model, batches)
+    return case.model, [(case.inputs[i::2], case.targets[i::2]) for i in range(2)]
 
 
 KV_HEADS = {1: 3, 2: 1, 3: 1, 4: 2}  # by tp: some ranks of tp hold the same one
 
 
-def llama_steps(group, mesh, options, tied, B):
-    """The same of a Llama, with experts if there is an axis for them."""
+def llama_and_batches(mesh, tied, B):
+    """Return a Llama, with experts if there is an axis for them, and its batches."""
     mixture = {"experts": 4, "capacity": None, "balance": 0.5} if mesh[-1] > 1 else {}
     sizes = {"vocab": 11, "width": 24, "heads": HEADS, "depth": 3, "context": 12, "hidden": 24}
-    model = nn.Llama(
-        **sizes, kv_heads=KV_HEADS[mesh[3]], seed=3, dtype="float64", tied=tied, **mixture
-    )
-    tokens = generator(0, "hybrid").integers(0, 11, (3, 2, B, 12))
-    return steps_of(group, mesh, options, random_weights(model), tokens)
+    kv_heads = KV_HEADS[mesh[3]]
+    model = nn.Llama(**sizes, kv_heads=kv_heads, seed=3, dtype="float64", tied=tied, **mixture)
+    return random_weights(model), transformer_and_batches(mesh, tied, B)[1]
 
 
-def steps_of(group, mesh, options, model, batches):
+KINDS = {
+    "GPT": transformer_and_batches,
+    "Llama": llama_and_batches,
+    "Seq2Seq": translator_and_batches,
+}
+
+
+def steps_of(group, mesh, options, kind, tied, B):
+    """Train two steps on the mesh and on one device; return what differs on this rank."""
+    model, batches = KINDS[kind](mesh, tied, B)
     hybrid = on(group, mesh, copy.deepcopy(model), options)
     ours = optim.AdamW(hybrid.parameters(), lr=1e-2, weight_decay=0.1)
     theirs = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
@@ -124,8 +113,8 @@ def steps_of(group, mesh, options, model, batches):
     return rows, compare([state], model.state())
 
 
-def check(ranks, mesh, options, tied, B=5, steps=three_steps):
-    found = ranks.run(steps, mesh, options, tied, B)
+def check(ranks, mesh, options, kind="GPT", tied=False, B=5):
+    found = ranks.run(steps_of, mesh, options, kind, tied, B)
     for step, rows in enumerate(zip(*(rows for rows, _ in found), strict=True)):
         for comparison, loss, _ in rows:
             assert comparison.ok, str(comparison)
@@ -137,90 +126,56 @@ def check(ranks, mesh, options, tied, B=5, steps=three_steps):
         assert weights.ok, str(weights)
 
 
-@pytest.mark.parametrize(
-    "mesh, options",
-    list(zip(SMALL, cycle(SCHEDULES), strict=False)),
-    ids=lambda x: x["schedule"] if isinstance(x, dict) else str(x),
-)
-def test_a_mesh_leaves_the_gradients_and_weights_of_one_device(cluster, mesh, options):
-    check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=mesh[1] > 1)
+EVERYDAY = {  # kind, (dp, pp, cp, tp, ep), options, B
+    "no examples": ("GPT", (2, 1, 1, 2, 1), {"split_sequence": True, "zero": 1}, 1),
+    "7 micro-batches": ("GPT", (2, 2, 1, 1, 1), {"schedule": "gpipe", "micro_batches": 7}, 5),
+    "zero bubble": ("GPT", (1, 2, 2, 1, 1), {"schedule": "zb_h1", "weights_last": True}, 5),
+    "recomputed": ("GPT", (2, 1, 2, 1, 2), {"recompute": True, "positions": plain}, 5),
+    "a V": ("GPT", (1, 2, 1, 2, 1), {"schedule": "zb_v", "split_sequence": True}, 5),
+    "processes": ("GPT", (1, 2, 1, 2, 1), {"cut": [range(1), range(1, 5)], **SAFE}, 5),
+    "two chunks": ("GPT", (2, 2, 1, 1, 1), {"zero": 2, "schedule": "interleaved", "chunks": 2}, 5),
+    "3 micro-batches": ("GPT", (2, 1, 1, 1, 1), {"zero": 2, "micro_batches": 3}, 5),
+    "no experts": ("GPT", (3, 1, 1, 1, 3), {"zero": 3, "micro_batches": 3}, 5),
+    "copies of 2": ("GPT", (4, 1, 1, 1, 1), {"zero": 2, "shards": 2}, 3),
+    "Ulysses": ("GPT", (2, 1, 2, 1, 1), {"zero": 3, "shards": 2, "attention": "ulysses"}, 5),
+    "a Llama": ("Llama", (1, 2, 1, 2, 1), {"schedule": "zb_h1", "recompute": True}, 5),
+    "its experts": ("Llama", (2, 1, 1, 2, 2), {"zero": 1, "micro_batches": 2}, 5),
+    "a Seq2Seq": ("Seq2Seq", (1, 2, 1, 2, 1), {"schedule": "interleaved", "chunks": 3}, 5),
+    "its shards": ("Seq2Seq", (2, 2, 1, 1, 1), {"zero": 3, "micro_batches": 2}, 5),
+}
 
 
-LLAMAS = [
-    ((1, 1, 1, 4, 1), {"split_sequence": True}),
-    ((1, 2, 1, 2, 1), {"schedule": "zb_h1", "weights_last": True, "recompute": True}),
-    ((2, 1, 2, 1, 1), {"zero": 1, "attention": "gathered", "micro_batches": 1}),
-    ((1, 1, 2, 2, 1), {"attention": "ulysses"}),
-    ((2, 1, 1, 2, 2), {"zero": 1, "micro_batches": 2}),
+@pytest.mark.parametrize("kind, mesh, options, B", EVERYDAY.values(), ids=EVERYDAY)
+def test_a_mesh_leaves_the_gradients_norms_and_weights_of_one_device(
+    cluster, kind, mesh, options, B
+):
+    tied = mesh[1] > 1 and options.get("zero", 0) < 2
+    transport = "process" if options.get("rendezvous_safe") else "thread"
+    check(cluster(ranks_of(mesh), transport), mesh, options, kind, tied, B)
+
+
+OTHERS = [
+    {"schedule": "gpipe", "split_sequence": True, "zero": 1},
+    {"schedule": "zb_h1", "weights_last": True, "attention": "ulysses"},
+    {"schedule": "looped_bfs", "chunks": 2, "zero": 2},
+    {"schedule": "1f1b", "zero": 3},
+    {"schedule": "layer_split", "recompute": True},
 ]
 
 
-@pytest.mark.parametrize("mesh, options", LLAMAS, ids=str)
-def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_llama(cluster, mesh, options):
-    check(cluster(4, "thread"), mesh, options, tied=mesh[1] > 1, steps=llama_steps)
-
-
 @pytest.mark.slow
-@pytest.mark.grid(16)
+@pytest.mark.grid(60)
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_of_a_llama(cluster, mesh):
-    options = SCHEDULES[MESHES.index(mesh) % 3]
-    check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=False, steps=llama_steps)
-
-
-TRANSLATED = [
-    ((2, 1, 1, 2, 1), {"zero": 1, "micro_batches": 2}),
-    ((1, 2, 1, 2, 1), {"recompute": True, "micro_batches": 8}),
-    ((2, 2, 1, 1, 1), {"schedule": "zb_h1", "weights_last": True, "zero": 1}),
-    ((1, 2, 1, 2, 1), {"schedule": "interleaved", "chunks": 3, "micro_batches": 2}),
-]
-
-
-@pytest.mark.parametrize("mesh, options", TRANSLATED, ids=str)
-def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_seq2seq(cluster, mesh, options):
-    check(cluster(4, "thread"), mesh, options, False, steps=translated_steps)
-
-
-@pytest.mark.slow
-@pytest.mark.grid(8)
-@pytest.mark.parametrize("mesh", [m for m in MESHES if m[2] == m[4] == 1], ids=str)
-def test_every_mesh_of_a_seq2seq(cluster, mesh):
-    ranks = cluster(ranks_of(mesh), "thread")
-    for more in {}, {"zero": 1, "schedule": "gpipe"}, {"schedule": "zb_h1", "recompute": True}:
-        check(ranks, mesh, more, False, steps=translated_steps)
-
-
-@pytest.mark.parametrize(
-    "axes, options, message",
-    [
-        ({"cp": 2}, {}, r"cuts one sequence, .* a source of 4 positions and .* \(cp=1\)"),
-        ({"tp": 2}, {"split_sequence": True}, r"two, of 4 and 5 positions; .*split_sequence=False"),
-        ({"dp": 2}, {"ep": 2}, r"ep=2 needs experts; use nn\.Transformer\(..., experts=2\)"),
-    ],
-)
-def test_a_seq2seq_goes_on_dp_pp_and_tp_alone(cluster, axes, options, message):
-    def worker(group):
-        mesh = Mesh(group, **{"dp": 1, "pp": 1, "tp": 1} | axes)
-        Hybrid(translator_case().model, mesh, **options)
-
-    with pytest.raises(RankFailed, match=message) as caught:
-        cluster(2, "thread").run(worker)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-@pytest.mark.parametrize("mesh", [(1, 1, 3, 1, 1), (2, 1, 2, 1, 2)], ids=str)
-def test_the_sequence_may_be_cut_plainly(cluster, mesh):
-    check(cluster(ranks_of(mesh), "thread"), mesh, {"positions": plain}, tied=True)
-
-
-@pytest.mark.slow
-@pytest.mark.grid(24)
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
-    """Under all sets of options; those of more than four ranks with ZeRO and one of the others."""
-    some = [SCHEDULES[1], SCHEDULES[2 * (MESHES.index(mesh) % 2)]]
-    for options in SCHEDULES if ranks_of(mesh) <= 4 else some:
-        check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=not options.get("zero"))
+def test_every_mesh_of_up_to_eight_ranks(cluster, mesh, kind, options):
+    if kind == "Seq2Seq":
+        mesh = (*mesh[:2], 1, mesh[3], 1)
+    if mesh[1] > 2:  # five layers are in at most two chunks of two ranks
+        options = {name: value for name, value in options.items() if name != "chunks"}
+        if options["schedule"] == "looped_bfs":
+            options["schedule"] = "1f1b"
+    check(cluster(ranks_of(mesh), "thread"), mesh, options, kind)
 
 
 def test_shards_may_be_uneven(cluster):
@@ -241,55 +196,6 @@ def test_every_choice_of_an_expert_is_gathered_over_context(cluster, top_k):
     case = Case("choices", model, *tokens, options={"cp": 2, "micro_batches": 1})
     row = equivalence.check("hybrid", case, 2, cluster(2, "thread"))
     assert row["ok"], row["detail"]
-
-
-OPTIONS = {
-    "recompute": {"recompute": True},
-    "recompute with the sequence split": {"recompute": True, "split_sequence": True},
-    "recompute and weights last": {"schedule": "zb_h1", "weights_last": True, "recompute": True},
-    "zero bubble with the sequence split": {"schedule": "zb_h2", "split_sequence": True},
-    "two chunks": {"schedule": "interleaved", "chunks": 2},
-    "two chunks with the sequence split": {
-        "schedule": "interleaved",
-        "chunks": 2,
-        "split_sequence": True,
-    },
-    "a V": {"schedule": "zb_v", "split_sequence": True},
-    "a cut of one's own": {"cut": [range(1), range(1, 5)]},
-    "a rendezvous": {"rendezvous_safe": True, "schedule": "gpipe"},
-    "layer split": {"schedule": "layer_split"},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_schedule_and_option_of_a_pipeline_goes_with_split_matrices(cluster, name):
-    transport = "process" if name in ("a V", "a rendezvous") else "thread"
-    check(cluster(4, transport), (1, 2, 1, 2, 1), OPTIONS[name], tied=True)
-
-
-@pytest.mark.parametrize("options", [{}, {"schedule": "zb_v"}], ids=str)
-def test_what_is_computed_again_travels_again(cluster, options):
-    """Keys and values over cp, rows over ep, and choices."""
-    mesh = (2, 2, 2, 1, 2) if options else (2, 1, 2, 1, 2)
-    check(cluster(ranks_of(mesh), "thread"), mesh, {"recompute": True, **options}, tied=True)
-
-
-@pytest.mark.parametrize(
-    "mesh, micro_batches, B",
-    [
-        ((2, 1, 1, 2, 1), 4, 1),  # one data-parallel rank has nothing at all
-        ((2, 2, 1, 1, 1), 7, 5),  # of seven micro-batches some are empty
-        ((1, 2, 1, 2, 1), 3, 5),
-        ((3, 1, 1, 1, 1), 1, 7),
-        ((4, 1, 1, 1, 1), 2, 3),
-        ((2, 1, 2, 1, 2), 4, 1),
-        ((2, 2, 1, 1, 2), 3, 3),
-    ],
-)
-def test_micro_batches_and_shares_may_be_uneven_and_empty(cluster, mesh, micro_batches, B):
-    for more in ({}, {"split_sequence": True, "zero": 1}):
-        options = {"micro_batches": micro_batches, **more}
-        check(cluster(ranks_of(mesh), "thread"), mesh, options, True, B)
 
 
 def test_an_axis_of_size_one_runs_the_same_code_and_moves_nothing(cluster):
@@ -313,61 +219,113 @@ def test_an_axis_of_size_one_runs_the_same_code_and_moves_nothing(cluster):
             assert found == {name: name == axis for name in alone}
 
 
-def build(group, axes, options, heads=4):
-    model = nn.Transformer(7, 12, heads, 2, 8)
-    return Hybrid(model, Mesh(group, **axes), **options)
+def transformer(heads=4, depth=2, **more):
+    return nn.Transformer(7, 12, heads, depth, 8, dtype="float64", **more)
 
 
-WRONG = [
-    ({"dp": 2, "pp": 2, "tp": 2}, {}, "dp=2 x pp=2 x tp=2 does not make 4 ranks"),
-    ({"dp": 4, "pp": 0, "tp": 1}, {}, "dp=4 x pp=0 x tp=1 does not make 4 ranks"),
-    ({"dp": 2, "pp": 2}, {}, "the mesh has no axis tp; give it size 1"),
-    ({"pp": 1, "tp": 4}, {}, "the mesh has no axis dp; give it size 1"),
-    ({"dp": 1, "pp": 1, "tp": 4}, {}, "cannot split 6 heads over 4 ranks; use a multiple of 4"),
-    ({"dp": 1, "pp": 4, "tp": 1}, {"chunks": 2}, "1f1b has at most 1 chunk per rank, not 2"),
+SEQ2SEQ = translator_case().model
+ALONE = {"dp": 1, "pp": 1, "tp": 1}
+WRONG = [  # axes of four ranks, options, the model, what is said
+    ({"dp": 2, "pp": 2, "tp": 2}, {}, {}, "dp=2 x pp=2 x tp=2 does not make 4 ranks"),
+    ({"dp": 4, "pp": 0, "tp": 1}, {}, {}, "dp=4 x pp=0 x tp=1 does not make 4 ranks"),
+    ({"dp": 2, "pp": 2}, {}, {}, "the mesh has no axis tp; give it size 1"),
+    (ALONE | {"tp": 4}, {}, {"heads": 6}, "cannot split 6 heads over 4 ranks; use a multiple of 4"),
+    (ALONE | {"pp": 4}, {"chunks": 2}, {}, "1f1b has at most 1 chunk per rank, not 2"),
     (
-        {"dp": 1, "pp": 4, "tp": 1},
+        ALONE | {"pp": 4},
         {"chunks": 2, "schedule": "interleaved"},
+        {},
         "cannot cut 4 layers into 8 stages; use at most 4",
     ),
-    ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "magic"}, "unknown schedule 'magic'; choose one of"),
-    ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream"}, "pipedream updates the weights"),
-    ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream_2bw"}, "2bw updates the weights"),
-    ({"dp": 1, "pp": 2, "tp": 2}, {"micro_batches": 0}, "one or more micro-batches, not 0"),
-    ({"dp": 1, "pp": 1, "ep": 2, "tp": 2}, {}, "Hybrid has no axis ep; make the mesh of dp, pp"),
-    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 3}, "ep=3 does not divide dp=4; use a divisor of it"),
-    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 0}, "ep=0 does not divide dp=4; use a divisor of it"),
-    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 2}, "ep=2 needs experts; use nn.Transformer"),
-    ({"dp": 4, "pp": 1, "tp": 1}, {"zero": 4}, "the stages 1, 2 and 3, and 0 is none, not 4"),
-    ({"dp": 1, "pp": 1, "cp": 4, "tp": 1}, {"attention": "magic"}, "unknown attention 'magic'"),
-    ({"dp": 1, "pp": 1, "cp": 4, "tp": 1}, {"ulysses": 3}, "4 ranks are not cut into groups of 3"),
+    (ALONE | {"pp": 4}, {"schedule": "magic"}, {}, "unknown schedule 'magic'; choose one of"),
+    (ALONE | {"pp": 4}, {"schedule": "pipedream"}, {}, "pipedream updates the weights"),
+    (ALONE | {"pp": 4}, {"micro_batches": 0}, {}, "one or more micro-batches, not 0"),
+    ({"dp": 1, "pp": 1, "ep": 2, "tp": 2}, {}, {}, "Hybrid has no axis ep; make the mesh of dp"),
+    (ALONE | {"dp": 4}, {"ep": 3}, {}, "ep=3 does not divide dp=4; use a divisor of it"),
+    (ALONE | {"dp": 4}, {"ep": 2}, {}, "ep=2 needs experts; use nn.Transformer"),
+    (ALONE | {"cp": 4}, {"attention": "magic"}, {}, "unknown attention 'magic'"),
+    (ALONE | {"cp": 4}, {"ulysses": 3}, {}, "4 ranks are not cut into groups of 3"),
+    (ALONE | {"cp": 2, "tp": 2}, {"split_sequence": True}, {}, "cp=2 cuts the sequence already"),
+    (ALONE | {"cp": 4}, {}, SEQ2SEQ, r"cuts one sequence, .* a source of 4 .* \(cp=1\)"),
+    (ALONE | {"tp": 4}, {"split_sequence": True}, SEQ2SEQ, "two, of 4 and 5 positions"),
+    (ALONE | {"dp": 4}, {"zero": 4}, {}, "the stages 1, 2 and 3, and 0 is none, not 4"),
     (
-        {"dp": 1, "pp": 1, "cp": 2, "tp": 2},
-        {"split_sequence": True},
-        "cp=2 cuts the sequence already; leave out split_sequence, or use cp=1",
+        ALONE | {"dp": 2, "tp": 2},
+        {"zero": 2, "split_sequence": True},
+        {},
+        "would also sum partial gradients over tp",
+    ),
+    (ALONE | {"dp": 4}, {"zero": 3, "recompute": True}, {}, "and zero=3 keeps one layer's; use"),
+    (ALONE | {"dp": 4}, {"zero": 2}, {"tied": True}, "token.weight' belongs to several layers"),
+    (ALONE | {"dp": 4}, {"zero": 2, "schedule": "zb_h1"}, {}, "this schedule computes it later"),
+    (ALONE | {"dp": 4}, {"shards": 2}, {}, "shards=2 cuts what ZeRO shares among fewer ranks"),
+    (ALONE | {"dp": 4}, {"zero": 1, "shards": 3}, {}, "groups of 3 shards do not make up 4 ranks"),
+    (
+        ALONE | {"dp": 4},
+        {"zero": 3, "shards": 2, "ep": 2},
+        {"experts": 2},
+        "experts over ep=2 have fewer already",
     ),
 ]
 
 
-@pytest.mark.parametrize("axes, options, message", WRONG)
-def test_wrong_meshes_and_options_are_refused_with_the_numbers(cluster, axes, options, message):
+@pytest.mark.parametrize("axes, options, model, message", WRONG, ids=[m for *_, m in WRONG])
+def test_wrong_meshes_and_options_are_refused(cluster, axes, options, model, message):
+    def worker(group):
+        whole = transformer(**model) if isinstance(model, dict) else model
+        Hybrid(whole, Mesh(group, **axes), **options)
+
     with pytest.raises(RankFailed, match=message) as caught:
-        cluster(4, "thread").run(build, axes, options, 6)
+        cluster(4, "thread").run(worker)
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_second_batch_on_top_of_summed_gradients_is_refused(cluster):
+def batch():
+    return Batch(*generator(0, "mesh").integers(0, 7, (2, 4, 8)))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_second_batch_on_top_of_summed_gradients_is_refused(cluster, zero):
     """Summed over two ranks once more, they would come to three batches' gradient, not two's."""
 
     def worker(group):
-        hybrid = build(group, {"dp": 2, "pp": 1, "tp": 1}, {})
+        hybrid = Hybrid(transformer(), Mesh(group, dp=2, pp=1, tp=1), zero=zero)
         optimizer = optim.SGD(hybrid.parameters(), lr=0.0)
-        batch = np.zeros((2, 4, 8), int)
         for _ in range(2):
-            hybrid.backward(Batch(*batch))
+            hybrid.backward(batch())
             optimizer.zero_grad()
-        hybrid.backward(Batch(*batch))
+        hybrid.backward(batch())
         with pytest.raises(ValueError, match="would be summed again; call zero_grad"):
-            hybrid.backward(Batch(*batch))
+            hybrid.backward(batch())
 
     cluster(2, "thread").run(worker)
+
+
+def test_stage_3_has_the_weights_of_two_layers_and_its_shards_alone(cluster):
+    """Of six layers the vectors are in two places, and a model's state is not there."""
+
+    def worker(group):
+        hybrid = Hybrid(transformer(depth=4), Mesh(group, dp=2, pp=1, tp=1), zero=3)
+        layers = hybrid.pipeline.model.layers
+        with pytest.raises(ValueError, match=r"keeps its shard of it; use .*hybrid"):
+            hybrid.pipeline.model.state()
+        return len(layers), {address(layer.home.vector) for layer in layers}
+
+    for layers, places in cluster(2, "thread").run(worker):
+        assert (layers, len(places)) == (6, 2)
+
+
+TAKE = {
+    name: s for name, s in STRATEGIES.items() if s.models.include(nn.Transformer(3, 2, 1, 1, 2))
+}
+
+
+@pytest.mark.slow
+@pytest.mark.grid(12)
+@pytest.mark.parametrize("name", TAKE)
+def test_every_strategy_that_splits_a_transformer_keeps_documents_apart(cluster, name):
+    tokens, nexts = generator(0, "documents everywhere").integers(0, 11, (2, 4, 12))
+    model = random_weights(nn.Transformer(11, 8, 4, 2, 12, 2, "float64", 0.2))
+    case = Case("documents", model, tokens, nexts, documents=documents(4, 12))
+    row = equivalence.check(name, case, 2, cluster(2, "thread"), rerun=False)
+    assert row["ok"], row["detail"]

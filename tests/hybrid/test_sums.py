@@ -2,10 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,18 +12,11 @@ from minidist.errors import RankDied, RankFailed
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
-from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Reduce
 from minidist.pipeline_parallel.executor import NO_SUMS
-from minidist.pipeline_parallel.reduction import OverlappedSums
 from minidist.rng import generator
-from minidist.verify import equivalence
-from minidist.verify.equivalence import find
-from minidist.verify.mistakes.register import mistakes
 from minidist.verify.strategies.cases import random_weights
 from tests.comm.test_cluster import gone
-from tests.pipeline_parallel.test_reduction import sums_last
-from tests.planted import planted
 from tests.strategies import assert_same_bits
 
 AXES = ("dp", "pp", "cp", "tp")
@@ -36,10 +26,7 @@ CASES = [
     ((2, 1, 1, 1), {"schedule": "zb_v", "micro_batches": 3, "zero": 1}),
     ((2, 2, 1, 1), {**TWO, "zero": 1}),  # a tied embedding is on both ranks
     ((2, 1, 1, 2), {"schedule": "looped_bfs", "chunks": 2, "split_sequence": True}),
-    ((1, 2, 2, 1), {**TWO, "zero": 1, "weights_last": True}),
-    ((2, 1, 2, 1), {**TWO, "ep": 2, "zero": 1}),
-    ((3, 1, 1, 1), {}),
-    ((1, 1, 2, 1), {**TWO, "attention": "ulysses"}),
+    ((2, 1, 2, 1), {**TWO, "ep": 2, "zero": 1, "weights_last": True}),
 ]
 
 
@@ -83,8 +70,8 @@ def two_batches(group, sizes, options, tied, frozen, prepare):
     "case, transport",
     [
         (CASES[0], "process"),
-        *((case, "thread") for case in [*CASES[1:4], CASES[-1]]),
-        *(pytest.param(case, "process", marks=pytest.mark.slow) for case in CASES[1:]),
+        (CASES[2], "thread"),
+        *(pytest.param(case, "thread", marks=pytest.mark.slow) for case in CASES),
     ],
     ids=str,
 )
@@ -101,22 +88,6 @@ def test_the_bits_and_bytes_are_those_of_sums_after_the_program(cluster, case, t
             assert sent == due
             for batch in range(2):
                 assert_same_bits(got[batch], want[batch])
-
-
-def test_r_may_be_anywhere_after_the_last_gradient(cluster):
-    """Programs of one's own say where; by default it is right there."""
-
-    def worker(group, change):
-        made = change(add_reductions(programs("interleaved", 1, 2, 2)))
-        hybrid = hybrid_on(group, (2, 1, 1, 1), {"schedule": made})
-        assert sum(isinstance(a, Reduce) for a in hybrid.pipeline.programs[0]) == 2
-        hybrid.backward(Batch(*np.ones((2, 4, 8), int)))
-        return hybrid.gradients()
-
-    ranks = cluster(2, "thread")
-    early, late = ranks.run(worker, lambda made: made), ranks.run(worker, sums_last)
-    for got, want in zip(early, late, strict=True):
-        assert_same_bits(got, want)
 
 
 def test_the_first_sum_is_under_way_before_the_last_backward_ends():
@@ -176,26 +147,6 @@ def test_an_error_in_the_second_thread_is_the_error_of_its_rank(cluster, transpo
     assert cluster(2, transport).run(lambda group: group.size) == [2, 2]
 
 
-def test_an_error_beside_a_sum_ends_the_second_thread_too(cluster):
-    """Rank 1 fails in its program while its other thread waits for something to do."""
-
-    def worker(group):
-        hybrid = hybrid_on(group, (2, 1, 1, 1), TWO)
-        last = hybrid.pipeline.stages[0]
-
-        def fault(i):
-            raise ArithmeticError("the stage broke")
-
-        if group.rank == 1:
-            last.backward = fault
-        hybrid.backward(Batch(*np.ones((2, 4, 8), int)))
-
-    with pytest.raises(RankFailed, match=r"(?s)rank 1 .*ArithmeticError: the stage broke"):
-        cluster(2, "thread").run(worker)
-    assert cluster(2, "thread").run(lambda group: group.size) == [2, 2]
-    assert not [thread for thread in threading.enumerate() if thread.name == "sums"]
-
-
 def test_after_an_error_in_the_middle_no_batch_adds_to_what_is_partly_summed(cluster):
     def worker(group):
         hybrid = hybrid_on(group, (2, 1, 1, 1), {**TWO, "zero": 1})
@@ -218,63 +169,3 @@ def test_a_rank_that_is_killed_in_a_sum_ends_the_run_and_leaves_nothing():
             ranks.run(faulty, die, (2, 2, 1, 1), 2)
         assert gone(pids, within=2)
         assert ranks.run(lambda group: group.size) == [4] * 4
-
-
-def checked(name, mesh, ranks, sums=None):
-    """Return the row of the one case of the mesh that has two chunks, or the error, with a mistake.
-
-    sums  in place of OverlappedSums.sum
-    """
-    (case,) = [case for case in find("hybrid").cases(ranks) if mesh in case.name]
-    with pytest.MonkeyPatch.context() as patch, Cluster(ranks, "thread") as own, planted(name):
-        if sums is not None:
-            patch.setattr(OverlappedSums, "sum", sums)
-        return equivalence.check("hybrid", case, ranks, own)
-
-
-def test_a_step_that_does_not_wait_has_local_gradients():
-    ends, sound = threading.Event(), OverlappedSums.sum
-
-    def late(self, stage):
-        ends.wait(20)
-        sound(self, stage)
-
-    try:
-        row = checked("sums_not_waited_for", "looped_bfs", 2, late)
-    finally:
-        ends.set()
-    assert not row["ok"]
-    assert "equals the local gradient: the all_reduce is missing" in row["detail"], row["detail"]
-
-
-def test_a_tied_embedding_is_summed_over_its_stages_before_it_is_cut_into_shards():
-    name = "tied_embedding_sharded_first"
-    row = checked(name, "interleaved, 2 chunks, ZeRO 1", 4)
-    assert not row["ok"] and mistakes()[name].diagnosis in row["detail"], row["detail"]
-
-
-def test_a_second_sum_over_the_same_ranks_is_refused():
-    with pytest.raises(ValueError, match=mistakes()["stages_summed_twice"].diagnosis):
-        checked("stages_summed_twice", "looped_bfs", 2)
-
-
-def test_ctrl_c_ends_a_run_whose_sum_goes_on():
-    code = """
-import time
-from minidist import run
-from tests.hybrid.test_sums import faulty
-
-def fault():
-    print("begun", flush=True)
-    time.sleep(60)
-
-run(faulty, 2, fault)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "begun\n"
-    start = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
-    assert time.monotonic() - start < 10 and process.returncode and "KeyboardInterrupt" in said

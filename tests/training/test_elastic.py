@@ -1,13 +1,11 @@
-"""Ranks die at random moments: no run is lost, and the numbers are those of the same meshes."""
+"""Ranks die: no run is lost, and the numbers are those of the same meshes."""
 
 import os
-import random
 import re
 import signal
-import threading
-import time
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,71 +44,29 @@ def test_the_largest_mesh_that_fits_cuts_the_model_as_before(mesh, ranks, fewer)
     assert in_words(with_fewer(replace(SETTINGS, **mesh), ranks)) == fewer
 
 
-def ranks_of_this_process():
-    """Return the processes of ranks: the children of the fork server, which is a child of this."""
-    parents = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{entry}/stat") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in "ZX":
-            parents[int(entry)] = int(parent)
-    return [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
-
-
-def kill_some(stop, seed, most, folder, before):
-    """Kill a rank at a random moment, `most` times at most, once there is a first checkpoint."""
-    draw, begun = random.Random(seed), False
-    for _ in range(most):
-        deadline, ranks = time.monotonic() + draw.uniform(0.0, 0.6), []
-        while not stop.is_set() and (time.monotonic() < deadline or not ranks):
-            time.sleep(0.002)
-            # Not rglob: it looks into folders, and an old checkpoint's may have just been removed.
-            begun = begun or any(folder.glob("step-*/manifest.json"))
-            ranks = [pid for pid in ranks_of_this_process() if pid not in before] if begun else []
-        if stop.is_set():
-            return
-        with suppress(ProcessLookupError):  # the run has ended meanwhile
-            os.kill(draw.choice(ranks), signal.SIGKILL)
-            one_is_killed(folder).touch()
-        time.sleep(0.3)
-
-
-def one_is_killed(folder):
-    """Return the file that says that a rank has been killed, in a run that saves in this folder."""
-    return Path(folder).with_name("one is killed")
-
-
-def train_until_one_is_killed(group, data, settings, keep, log):
-    """Train, and do not end before a rank has been killed: however late the killer is."""
+def train_and_die(group, data, settings, keep, log, step, rank):
+    """Train; once in a run a rank is killed after this step."""
+    killed, original = Path(keep.folder).with_name("one is killed"), RunCheckpoints.after
 
     def after(self, done, steps):
         original(self, done, steps)
-        while done == steps and not one_is_killed(keep.folder).exists():
-            time.sleep(0.005)
+        if (done, group.rank) == (step, rank) and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    original = RunCheckpoints.after
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunCheckpoints, "after", after)
         return train(group, data, settings, keep, log)
 
 
-def survive(folder, changes, seed, most=2):
-    """Train while ranks die; compare with the same meshes, which nobody leaves."""
+def survive(folder, changes, step, rank):
+    """Train while a rank dies; compare with the same meshes, which nobody leaves."""
     settings, keep = replace(SETTINGS, **changes), Keep(str(folder / "killed"), every=3)
-    said, stop, before = [], threading.Event(), ranks_of_this_process()
-    killer = threading.Thread(target=kill_some, args=(stop, seed, most, folder / "killed", before))
-    killer.start()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(elastic, "train", train_until_one_is_killed)
-            losses, state, last = train_elastic(TEXT, settings, keep, said.append)
-    finally:
-        stop.set()
-        killer.join()
-    keep, done = replace(keep, folder=str(folder / "calm")), 0
+    said, done = [], 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elastic, "train", partial(train_and_die, step=step, rank=rank))
+        losses, state, last = train_elastic(TEXT, settings, keep, said.append)
+    keep = replace(keep, folder=str(folder / "calm"))
     for words in said:
         began = int(re.search(r"goes on after step (\d+) with", words)[1])
         if began > done:
@@ -118,10 +74,9 @@ def survive(folder, changes, seed, most=2):
         done = began
         settings, keep = with_fewer(settings, settings.ranks - 1), replace(keep, resume=began > 0)
     want = calm(settings, keep)
-    assert settings == last and len(losses) == settings.steps
+    assert settings == last and len(losses) == settings.steps and len(said) == 1
     assert losses == want[0], said
     assert_same_bits(state, want[1])
-    return len(said)
 
 
 class Stopped(Exception):
@@ -149,26 +104,22 @@ def calm(settings, keep, stop_at=None, log=None):
         return run(worker, settings.ranks, transport="thread")[0]
 
 
-SHORT = {"dp": 3, "steps": 25}  # the seed lets a rank die 7 ms after the first checkpoint
+MESHES = [{"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"cp": 3}, {"dp": 2, "precision": "float16"}]
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [SHORT, pytest.param(SHORT | {"precision": "float16"}, marks=pytest.mark.slow)],
+    "changes, step",
+    [
+        ({"dp": 3}, 7),
+        *(
+            pytest.param(mesh, step, marks=pytest.mark.slow)
+            for mesh, step in product(MESHES, (1, 3, 6, 11))
+        ),
+    ],
     ids=str,
 )
-def test_a_run_whose_rank_dies_is_not_lost(tmp_path, changes):
-    assert survive(tmp_path, changes, seed=31, most=1) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mesh", [{"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"cp": 3}])
-def test_twenty_kills(tmp_path, mesh):
-    kills = seed = 0
-    while kills < 5:
-        seed += 1
-        kills += survive(tmp_path / f"{seed}", mesh, seed)
+def test_a_run_whose_rank_dies_is_not_lost(tmp_path, changes, step):
+    survive(tmp_path, {"steps": 12, **changes}, step, rank=1)
 
 
 class Dies:
@@ -207,20 +158,6 @@ def test_what_a_death_leaves_of_a_newer_checkpoint_is_replaced(tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000009", "step-00000012"}
 
 
-def test_only_the_first_life_goes_on_from_the_step_that_is_asked_for(tmp_path, monkeypatch):
-    settings, keep, said = replace(SETTINGS, dp=2, steps=15), Keep(str(tmp_path), every=3), []
-    calm(settings, keep, stop_at=9)
-    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(12, lambda folder: None)]))
-    log, keep = tmp_path / "log.csv", replace(keep, resume=True, step=6)
-    train_elastic(TEXT, settings, keep, said.append, log)
-    assert said == ["rank 1 died; goes on after step 12 with dp=1"]
-    rows = [row.split(",")[0] for row in log.read_text().splitlines()]
-    assert rows == ["step", *map(str, range(7, 16))]  # of both lives, each step once
-    log.unlink()
-    kept = {"aside-step-00000009", "step-00000012", "step-00000015"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
-
-
 def of_another_run(folder):
     checkpoint.save(folder / "other", {"a": np.ones(3)}, 9)
     (folder / "other" / "step-00000009").rename(folder / "step-00000009")
@@ -243,16 +180,7 @@ def test_a_checkpoint_that_is_damaged_or_anothers_ends_the_run_before_it_says_th
     assert not said
 
 
-def test_the_death_of_the_last_rank_ends_the_run(tmp_path):
-    stop, before = threading.Event(), ranks_of_this_process()
-    saved, keep = tmp_path / "saved", Keep(str(tmp_path / "never"), every=10**6)
-    (saved / "step-0").mkdir(parents=True)
-    (saved / "step-0" / "manifest.json").touch()  # the killer need not wait for a checkpoint
-    killer = threading.Thread(target=kill_some, args=(stop, 0, 1, saved, before))
-    killer.start()
-    try:
-        with pytest.raises(RankDied, match="rank 0 died"):
-            train_elastic(TEXT, replace(SETTINGS, steps=10**6), keep)
-    finally:
-        stop.set()
-        killer.join()
+def test_the_death_of_the_last_rank_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic, "train", partial(train_and_die, step=1, rank=0))
+    with pytest.raises(RankDied, match="rank 0 died"):
+        train_elastic(TEXT, SETTINGS, Keep(str(tmp_path / "saved"), every=10**6))

@@ -10,8 +10,7 @@ import pytest
 from minidist import optim
 from minidist.data_parallel.replicated import DataParallel
 from minidist.errors import RankFailed
-from minidist.nn.datasets import Batch, Text, numbers
-from minidist.rng import Randomness
+from minidist.nn.datasets import Batch, Text
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
 from minidist.training.settings import Settings
@@ -21,10 +20,9 @@ from minidist.verify.compare import compare
 from tests.strategies import SYNCHRONOUS, fitting, gradients
 
 MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
-SMALL = [(1, 2, 1), (2, 1, 2)]
-FEW = [(schedule, mesh, tied) for schedule, mesh in product(SYNCHRONOUS, SMALL) for tied in (0, 1)]
+FEW = [("1f1b", (2, 1, 2), 0), ("zb_v", (1, 2, 1), 1), ("interleaved", (1, 2, 1), 0)]
 ALL = list(product(SYNCHRONOUS, MESHES, (0, 1)))
-GRID = pytest.mark.slow, pytest.mark.grid(50)
+GRID = pytest.mark.slow, pytest.mark.grid(40)
 FIVE = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 
 
@@ -58,9 +56,7 @@ def test_every_synchronous_schedule_is_certified_on_every_mesh(schedule, mesh, t
     assert row["ok"], row["detail"]
 
 
-@pytest.mark.parametrize("mesh", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)])
-def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeypatch, mesh):
-    text = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeypatch):
     norms, clip = defaultdict(list), optim.Optimizer.clip_global_norm
 
     def noted(self, max_norm, sum_squares=None):
@@ -71,13 +67,13 @@ def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeyp
         settings = Settings(
             steps=3, batch=6, context=8, width=16, dp=dp, pp=pp, tp=tp, micro_batches=3
         )
-        cluster(dp * pp * tp, "thread").run(train, text, settings)
+        cluster(dp * pp * tp, "thread").run(train, FIVE, settings)
         return list(norms.values())
 
     monkeypatch.setattr(optim.Optimizer, "clip_global_norm", noted)
     (want,) = norms_on(1, 1, 1)
-    found = norms_on(*mesh)
-    assert len(found) == np.prod(mesh) and len(want) == 3
+    found = norms_on(2, 2, 1)
+    assert len(found) == 4 and len(want) == 3
     np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
 
 
@@ -101,35 +97,6 @@ def test_without_shuffling_every_epoch_has_the_order_of_the_data(cluster, monkey
     assert all(sorted(order) == everything for order in orders)
 
 
-def summed(group, data, settings):
-    """Return the loss and the gradients of five examples, by the ranks' sum."""
-    model, batch = model_of(data, settings).astype("float64"), np.array([3, 1, 4, 0, 7])
-    inputs, targets = (array[batch] for array in examples_of(data, settings))
-    loss = DataParallel(model, group).backward(Batch(inputs, targets, 0, 1, batch))
-    return {"loss": np.array(loss), **gradients(model)}
-
-
-PAIRS = numbers(examples=9, held_out=9)
-OTHER_LOSSES = {  # of experts, which all ranks balance; of two translators
-    "an expert": (FIVE, Settings(batch=5, context=8, width=8, depth=1, experts=1, dropout=0.1)),
-    "experts": (FIVE, Settings(batch=5, context=8, width=8, depth=1, experts=3, dropout=0.1)),
-    "two": (PAIRS, Settings(batch=5, width=8, depth=1, reconstruction=0.7, dropout=0.1)),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_LOSSES)
-def test_ranks_that_split_the_batch_alone_learn_by_the_models_own_loss(cluster, name):
-    data, settings = OTHER_LOSSES[name]
-    (want,) = cluster(1, "thread").run(summed, data, settings)
-    comparison = compare(cluster(3, "thread").run(summed, data, settings), want)
-    assert comparison.ok, comparison
-    if name == "two":
-        model, batch = model_of(data, settings).astype("float64"), np.array([3, 1, 4, 0, 7])
-        inputs = data.train[0][batch]
-        loss = model.loss(model(inputs, Randomness(0, 1, batch, 5)), model.targets(inputs))
-        assert want["loss"] == pytest.approx(loss.item(), rel=1e-12)
-
-
 def padded_gradients(group, targets):
     """Return the loss and the gradients of a Transformer on 5 examples, by the ranks' sum."""
     model = model_of(FIVE, Settings(context=4, width=8, depth=1)).astype("float64")
@@ -150,8 +117,8 @@ def test_padding_is_not_learned_and_counts_on_no_rank(cluster):
         cluster(2, "thread").run(padded_gradients, np.full((5, 4), -1))
 
 
-@pytest.mark.parametrize("dp, most", [(1, 5), (2, 3), (5, 1)])
-def test_micro_batches_are_those_of_a_data_parallel_ranks_share(dp, most):
+def test_micro_batches_are_those_of_a_data_parallel_ranks_share():
+    dp, most = 2, 3
     Settings(batch=5, dp=dp, pp=2, micro_batches=most)
     message = f"each of {dp} data-parallel ranks at most {most}, too few for {most + 1} micro"
     with pytest.raises(ValueError, match=message):

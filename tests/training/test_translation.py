@@ -5,13 +5,11 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from minidist import nn
-from minidist.checkpoint import Keep, manifest
+from minidist.checkpoint import Keep
 from minidist.cli import main
 from minidist.nn import generate as decoding
 from minidist.nn.datasets import Text, numbers
@@ -75,8 +73,8 @@ def refused(capsys, *arguments):
     return line.removeprefix("minidist: ")
 
 
-@pytest.mark.parametrize("direction, by", [("zh-en", "words"), ("en-zh", "characters")])
-def test_training_says_how_many_held_out_numbers_are_right(capsys, direction, by):
+def test_training_says_how_many_held_out_numbers_are_right(capsys):
+    direction, by = "en-zh", "characters"
     more = f"--steps 3 --dropout 0.1 --direction {direction} --by {by} --sample 2"
     assert main([*COMMAND, *more.split()]) == 0
     out = capsys.readouterr().out
@@ -122,26 +120,6 @@ def test_what_is_told_makes_the_same_model_and_reads_the_same_texts(data):
         assert again.decode(each.held_out[1][0]) == each.decode(each.held_out[1][0])
 
 
-def test_the_model_drops_out_at_the_rate_of_the_settings(data):
-    for rate in 0.0, 0.1:
-        layers = model_of(data, replace(SMALL, dropout=rate)).modules(nn.Dropout)
-        assert {layer.rate for layer in layers} == {rate}
-
-
-def test_ten_translations_are_shown_or_as_many_as_are_asked_for():
-    data = numbers(examples=60, held_out=12)
-    for asked, shown in (None, 10), (0, 0), (3, 3), (99, 12):
-        first, *lines = NUMBERS.outcome(model_of(data, SMALL), data, asked).splitlines()
-        assert first == "exactly right: 0 of 12 held-out numbers (0.00%), en-zh"
-        assert len(lines) == shown, asked
-
-
-def test_other_numbers_are_told_from_these(data):
-    given = (data, data.reversed(), numbers(examples=60, held_out=7, seed=1))
-    one, *others = map(NUMBERS.description, given)
-    assert all(one != other for other in others)
-
-
 def test_two_translators_go_on_as_if_they_had_never_been_interrupted(cluster, data, tmp_path):
     keep = Keep(str(tmp_path), every=3)
     settings = replace(SMALL, dp=2, reconstruction=0.5)
@@ -153,7 +131,17 @@ def test_two_translators_go_on_as_if_they_had_never_been_interrupted(cluster, da
         assert_same_bits(weights, state)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "downpour"])
+EVERYDAY = ["zero_1", "hybrid"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow)
+        for name in PRESETS
+        if name != "downpour"
+    ],
+)
 def test_every_mesh_translates_what_one_rank_translates(cluster, data, name):
     """The losses of a run are those of one rank, to rounding in float32."""
     settings = replace(SMALL, steps=4, batch=16, depth=2, heads=4)
@@ -205,14 +193,6 @@ def test_a_number_is_judged_by_the_rules(direction, data, writes):
     assert str(wrong) == f"{source(1022)} -> {target(1021)}  (wrong: it is {target(1022)})"
 
 
-def test_what_is_no_number_is_translated_and_not_judged(data, writes):
-    writes.data = data
-    writes("")
-    assert str(translate(model_of(data, SMALL), data, "2")) == "two -> (nothing)  (wrong: it is 二)"
-    writes("二")
-    assert str(translate(model_of(data, SMALL), data, "one one")) == "one one -> 二"
-
-
 def test_two_translators_are_judged_in_both_directions_and_there_and_back(capsys, tmp_path):
     saved = ["--checkpoint", str(tmp_path)]
     more = "--reconstruction 0.5 --steps 3 --direction zh-en --sample 1".split()
@@ -248,19 +228,6 @@ def test_the_translator_that_knows_more_of_the_words_reads_them(direction, by):
         assert half is (model.there if own.direction == direction else model.back)
         assert half.source_length == own.source_length and half.vocab == len(own.target)
     assert half_for(model, data, "?")[0] is model.there
-
-
-def test_examples_of_two_translators_have_the_targets_of_both(data):
-    settings = replace(SMALL, reconstruction=0.5)
-    inputs, targets = NUMBERS.examples(data, settings)
-    model = model_of(data, settings)
-    assert isinstance(model, nn.Dual) and model.weight == 0.5
-    np.testing.assert_array_equal(targets, model.targets(inputs))
-    again = NUMBERS.model(
-        numbers_of(json.loads(json.dumps(description(data, settings)))["data"]), settings
-    )
-    shapes = [{n: p.shape for n, p in m.named_parameters().items()} for m in (model, again)]
-    assert shapes[0] == shapes[1]
 
 
 def test_a_source_comes_back_if_both_translators_are_right_or_their_mistakes_cancel(
@@ -305,29 +272,16 @@ def test_without_a_text_it_translates_the_lines_it_reads(capsys, folder, monkeyp
     assert [line.partition(" -> ")[0] for line in lines] == ["seven", "eight"]
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
+def test_a_text_that_it_cannot_read_is_one_line(capsys, folder):
+    for text, message in [
         ("one dozen", "the word 'dozen' of 'one dozen' is none of the 32 that numbers are written"),
-        ("三", "the word '三' of '三' is none of the 32"),
-        ("", "there is nothing to translate in an empty text; write a number"),
-        (" \n", "there is nothing to translate in an empty text"),
-        ("100000000", "a number of 9 digits has no words here; use 8 or fewer"),
+        (" \n", "there is nothing to translate in an empty text; write a number"),
         ("9" * 5000, "a number of 5000 digits has no words here; use 8 or fewer"),
         ("one " * 99, f"'{' '.join(['one'] * 99)[:77]}'... has 99 tokens"),
         ("one " * 16, f"'{' '.join(['one'] * 16)}' has 16 tokens, and the longest number 15"),
-    ],
-)
-def test_a_text_that_it_cannot_read_is_one_line(capsys, folder, text, message):
-    assert refused(capsys, "translate", "--checkpoint", folder, text).startswith(message)
-
-
-def test_digits_may_begin_with_zeros_and_gaps_are_one_space(data, writes):
-    writes.data = data
-    writes("七")
-    assert translate(model_of(data, SMALL), data, " one\t \n two ").source == "one two"
-    for digits, words in ("7", "seven"), ("0" * 5000 + "7", "seven"), ("000", "zero"):
-        assert translate(model_of(data, SMALL), data, digits).source == words
+    ]:
+        said = refused(capsys, "translate", "--checkpoint", folder, text)
+        assert said.startswith(message)
 
 
 def test_a_beam_is_as_wide_as_it_is_asked_for(capsys, folder, monkeypatch):
@@ -361,20 +315,8 @@ def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):
     assert line.endswith(f"step-00000001 is of five characters, and cannot translate; {remedy}")
 
 
-def test_a_translator_of_a_newer_minidist_is_refused_by_the_setting_that_is_new(
-    data, tmp_path, cluster
-):
-    cluster(1, "thread").run(train, data, replace(SMALL, steps=1), Keep(str(tmp_path)))
-    (path,) = tmp_path.rglob(manifest.NAME)
-    saved = manifest.read(path)
-    saved["about"]["told"]["settings"]["gears"] = 5
-    path.write_bytes(manifest.encode(saved))
-    with pytest.raises(ValueError, match="has the setting 'gears', which this minidist does not"):
-        load(str(tmp_path))
-
-
 @pytest.mark.parametrize(
-    "mesh", [{}, {"dp": 2, "zero": 1}, {"pp": 2, "tp": 2}, {"precision": "float16"}], ids=str
+    "mesh", [{"dp": 2, "zero": 1}, {"pp": 2, "tp": 2, "precision": "float16"}], ids=str
 )
 def test_the_model_is_loaded_from_any_mesh(cluster, data, tmp_path, mesh):
     settings = replace(SMALL, **mesh)
@@ -386,12 +328,3 @@ def test_the_model_is_loaded_from_any_mesh(cluster, data, tmp_path, mesh):
         decoding.translate(model, d.encode("nine hundred seven")).tolist() for d in (data, again)
     ]
     assert texts[0] == texts[1]
-
-
-def test_a_damaged_checkpoint_is_one_line(capsys, folder):
-    (file,) = Path(folder).glob("step-*/*.safetensors")
-    content = bytearray(file.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")  # after the header
-    file.write_bytes(content[:begin] + bytes(byte ^ 1 for byte in content[begin:]))
-    line = refused(capsys, "translate", "one", "--checkpoint", folder)
-    assert "is damaged: the checksum of" in line
