@@ -2,6 +2,7 @@
 
     python -m tests.kill_matrix DIR              go on where DIR's files end; Python 3.12 or newer
     python -m tests.kill_matrix DIR --table      what is in DIR, in the form of tests/README.md
+    python -m tests.kill_matrix DIR --random 200 changes drawn at random, in place of the register
 
 First each test file runs once, and notes which of the package's functions each of its tests calls.
 Then each mistake is planted in a process of its own, in which the tests run that call what it
@@ -17,12 +18,16 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from tests.test_architecture import ROOT
 
 PACKAGE = str(ROOT / "minidist") + os.sep
 SECONDS = float(os.environ.get("KILL_SECONDS", 60))  # of the tests of one mistake
+Plant = Callable[[], AbstractContextManager[None]]
 TOOL = 4  # of sys.monitoring: the first that is for anybody
 
 
@@ -54,11 +59,28 @@ def cpu() -> float:
     return t.user + t.system + t.children_user + t.children_system
 
 
+def of_the_register() -> dict[str, tuple[set[str], Plant]]:
+    """Return {name of a mistake: (the functions that it changes, what plants it)}."""
+    from minidist.verify.mistakes.register import mistakes, planted
+
+    return {
+        name: ({edit.function.split("(")[0] for edit in mistake.edits}, partial(planted, mistake))
+        for name, mistake in mistakes().items()
+    }
+
+
+def at_random(count: int, seed: int) -> dict[str, tuple[set[str], Plant]]:
+    from tests.random_mutants import draw
+
+    return {name: ({m.function_of_file}, m.planted) for name, m in draw(count, seed).items()}
+
+
 class KillMatrix:
     """A plugin of pytest: in place of running the tests once, it runs them as said above."""
 
-    def __init__(self, folder: Path, jobs: int, names: list[str], first: bool):
+    def __init__(self, folder: Path, jobs: int, names: list[str], first: bool, wrong):
         self.folder, self.jobs, self.names, self.first = folder, jobs, names, first
+        self.wrong: Callable[[], dict[str, tuple[set[str], Plant]]] = wrong
 
     def pytest_runtestloop(self, session):
         if session.testsfailed:
@@ -82,15 +104,12 @@ class KillMatrix:
         for test, (_, _, called) in seen.items():
             for name in called:
                 by_function[name].append(test)
-        from minidist.verify.mistakes.register import mistakes
-
         work = {}
-        for name, mistake in mistakes().items():
-            changed = {edit.function.split("(")[0] for edit in mistake.edits}
-            tests = {test for function in changed for test in by_function[function]}
+        for name, (functions, plant) in self.wrong().items():
+            tests = {test for function in functions for test in by_function[function]}
             if not self.names or name in self.names:
                 quickest = sorted(tests, key=lambda test: seen[test][0])
-                work[self.folder / "kills" / f"{name}.json"] = (self.kill, mistake, quickest)
+                work[self.folder / "kills" / f"{name}.json"] = (self.kill, plant, quickest)
         self.in_processes(work)
         return True
 
@@ -135,16 +154,14 @@ class KillMatrix:
             seen[function_of(item)] = (round(seconds + cpu() - begin, 3), cases + 1, names)
         return seen
 
-    def kill(self, mistake, quickest: list[str]) -> dict:
+    def kill(self, plant: Plant, quickest: list[str]) -> dict:
         """Plant a mistake; return which of these tests fail, which pass, and which were not run."""
-        from minidist.verify.mistakes.register import planted
-
         items = defaultdict(list)
         for item in self.items:
             items[function_of(item)].append(item)
         result: dict = {"killed": {}, "passed": [], "not run": []}
         begin = time.monotonic()
-        with planted(mistake):
+        with plant():
             for test in quickest:
                 if time.monotonic() - begin > SECONDS:
                     result["not run"].append(test)
@@ -191,6 +208,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--first", action="store_true", help="one test that finds it is enough")
     parser.add_argument("--name", action="append", default=[], help="only this mistake; repeatable")
+    parser.add_argument("--random", type=int, help="so many mutants of tests/random_mutants.py")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -199,7 +218,8 @@ def main():
         return 0
     import pytest
 
-    plugin = KillMatrix(options.folder.absolute(), options.jobs, options.name, options.first)
+    wrong = partial(at_random, options.random, options.seed) if options.random else of_the_register
+    plugin = KillMatrix(options.folder.absolute(), options.jobs, options.name, options.first, wrong)
     quiet = "-q -p no:xdist -p no:cacheprovider -p no:terminalreporter_ --timeout 60".split()
     return pytest.main([*quiet, *options.tests], plugins=[plugin])
 

@@ -135,7 +135,7 @@ def planted(*wrong: str | Mistake) -> Iterator[None]:
     with ExitStack() as stack:
         for mistake, path, source in [(m, *file) for m in mistakes for file in m.files().items()]:
             module = import_module(module_of(path))
-            codes = dict(_codes(compile(source, str(module.__file__), "exec")))
+            codes = dict(codes_in(compile(source, str(module.__file__), "exec")))
             for name in {edit.name for edit in mistake.edits if edit.path == path}:
                 function = attrgetter(name)(module)
                 function = unwrap(getattr(function, "fget", function))  # of a property
@@ -151,9 +151,9 @@ def module_of(path: str) -> str:
     return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+def codes_in(code: CodeType) -> Iterator[tuple[str, CodeType]]:
     """Yield (qualified name, code) of all functions below a code."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield inner.co_qualname, inner
-            yield from _codes(inner)
+            yield from codes_in(inner)
