@@ -1,7 +1,6 @@
 """Arrays of both devices, half precision, alignment."""
 
 import importlib.util
-import math
 import platform
 import subprocess
 import sys
@@ -165,15 +164,6 @@ def test_matmul_keeps_the_dtype(dtype, with_out, place):
     np.testing.assert_allclose(
         host(got), wide, rtol=4 * np.finfo(dtype).eps, atol=1e-2 if dtype == "float16" else 1e-5
     )
-
-
-@every_dtype
-def test_erf_is_that_of_the_standard_library(dtype):
-    x = np.linspace(-4, 4, 33).astype(dtype).reshape(3, 11)
-    got = backend.erf(x)
-    want = np.array([math.erf(v) for v in x.reshape(-1)]).reshape(3, 11)
-    assert got.dtype == dtype
-    np.testing.assert_allclose(host(got), want, rtol=2 * np.finfo(dtype).eps)
 
 
 PAGE_FAULTS = """

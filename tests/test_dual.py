@@ -6,7 +6,6 @@ import pytest
 from minidist import nn, optim
 from minidist.autograd.losses import IGNORED, counted
 from minidist.nn.embedding import BEGIN, END, PAD
-from minidist.nn.generate import translate
 from minidist.rng import Randomness
 from minidist.verify.strategies.cases import random_weights
 from tests.nn.differences import assert_gradients_are_differences
@@ -154,23 +153,6 @@ def test_a_training_step_keeps_its_dtype(dtype, read, place, device):
     model.loss(model(place(TOKENS)), place(BOTH)).backward()
     optimizer.step()
     assert all(p.dtype == dtype for p in model.parameters())
-
-
-@pytest.mark.parametrize("read", nn.dual.READS)
-def test_both_translators_learn_the_pairs_and_the_way_back(read):
-    model = nn.Dual(*translators("float32"), read=read)
-    optimizer = optim.AdamW(model.parameters(), lr=0.02)
-    for _ in range(60):
-        model.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
-    outputs = model(TOKENS).data
-    written = outputs[:, : T * V].reshape(-1, T, V).argmax(axis=-1)
-    again = outputs[:, -(S + 1) * U :].reshape(-1, S + 1, U).argmax(axis=-1)
-    assert (written == TARGETS)[TARGETS != IGNORED].all()
-    assert (again == BACK_TARGETS)[BACK_TARGETS != IGNORED].all()
-    want = np.where(TARGETS == IGNORED, PAD, TARGETS)
-    np.testing.assert_array_equal(translate(model.there, TOKENS[:, :S]), want)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn
-from minidist.autograd import deferred, functions, recompute
+from minidist import nn
+from minidist.autograd import deferred, recompute
 from minidist.autograd.deferred import Product, sum_of
 from minidist.rng import Randomness
-from tests.strategies import arrays, gradients, leaf, mlps, seeds, transformers
+from tests.strategies import arrays, gradients, mlps, seeds, transformers
 
 
 def put_off(model, parts, loss=nn.cross_entropy, recomputed=False):
@@ -106,26 +106,6 @@ def test_they_add_to_what_is_there_and_land_in_the_flat_vector():
     for layer in model.layers:
         for p in layer.parameters():
             assert p.grad is p.grad_buffer and np.shares_memory(p.grad, layer.flat.gradient)
-
-
-def test_of_a_weight_used_twice_the_hook_waits_for_both_and_both_are_one_product():
-    w, calls = leaf(4, 4), []
-    w.add_hook(lambda tensor: calls.append(tensor.grad.copy()))
-    waiting = []
-    for n in (1, 2):
-        x = Tensor(arrays(n, 4, seed=n))
-        y = functions.linear(functions.linear(x, w), w, transposed=True)
-        y.backward(arrays(n, 4, seed=n + 5), deferred=waiting)
-    assert len(waiting) == 4
-    assert products_in(lambda: deferred.compute(waiting)) == 1
-    assert len(calls) == 2
-    want = leaf(4, 4)
-    for n in (1, 2):
-        x = Tensor(arrays(n, 4, seed=n))
-        y = functions.linear(functions.linear(x, want), want, transposed=True)
-        y.backward(arrays(n, 4, seed=n + 5))
-    np.testing.assert_allclose(w.grad, want.grad, rtol=1e-12)
-    np.testing.assert_array_equal(calls[-1], w.grad)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -168,16 +168,6 @@ def test_what_would_lose_a_gradient_is_refused(lost):
     assert is_wrong_input(error.value)
 
 
-@pytest.mark.parametrize("n", [np.int64(2), np.int8(2), np.float32(2), np.float64(2), 2, 2.0])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_an_exponent_is_a_number_of_python_or_numpy(n, dtype):
-    x = Tensor(T.data.astype(dtype), requires_grad=True)
-    y = x**n
-    y.backward(np.ones(3, dtype))
-    np.testing.assert_array_equal(y.data, (T.data**2).astype(dtype), strict=True)
-    np.testing.assert_array_equal(x.grad, (2 * T.data).astype(dtype), strict=True)
-
-
 @pytest.mark.parametrize("way", ["targets", "both"])
 def test_squared_error_gives_its_targets_a_gradient(way):
     a, b = arrays(2, 4, 3)

@@ -84,15 +84,6 @@ def test_what_is_not_gpt2_is_refused(tmp_path, change, config, message):
         checkpoint.load_gpt2(saved(tmp_path, file, **config))
 
 
-def test_a_file_may_be_of_bfloat16_and_its_masks_of_bytes(tmp_path):
-    half = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: no bfloat16").bfloat16
-    given = {name: array.astype(half) for name, array in arrays().items()}
-    file = saved(tmp_path, given | {"h.0.attn.bias": np.tril(np.ones((5, 5), "u1"))})
-    state = checkpoint.load_gpt2(file, heads=2).state()
-    want = given["h.1.attn.c_attn.weight"].astype("f4")
-    np.testing.assert_array_equal(state["blocks.1.attention.qkv.weight"], want)
-
-
 # The config.json.
 
 OTHER = {  # a value that computes another function, for each key that chooses it

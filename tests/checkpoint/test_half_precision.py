@@ -137,25 +137,3 @@ def the_same(found, want):
     assert {str(dtype) for dtype in want.dtypes.values()} == {"float32", "float64"}  # losses: 64
     names = sorted(want.shapes)
     assert_same_bits(*({name: saved.whole(name) for name in names} for saved in (found, want)))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_frozen_weights_of_16_bits_are_saved_and_come_back(cluster, tmp_path, dtype):
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
-
-    def worker(group):
-        states = []
-        for seed in (1, 2):
-            model = nn.MLP([3, 4, 2], seed=seed).astype(dtype).freeze("layers.0.weight")
-            optimizer = MixedPrecision(optim.SGD(model.parameters(), 0.1), group)
-            if seed == 1:
-                told = {"optimizer": about(optimizer)}
-                checkpoint.save(tmp_path, parts_of(model, optimizer), 1, about=told)
-            else:
-                restore(Saved.newest(tmp_path), model, optimizer)
-            states.append(model.state())
-        return states
-
-    ((saved, restored),) = cluster(1, "thread").run(worker)
-    assert_same_bits(restored, saved)

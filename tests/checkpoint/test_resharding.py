@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Mesh, checkpoint, nn, optim
-from minidist.checkpoint import Part, Saved, manifest, parts_of, restore
+from minidist.checkpoint import Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import slice_of
 from minidist.checkpoint.parts import about
 from minidist.data_parallel.zero import Zero
@@ -109,36 +109,6 @@ def there_and_back(cluster, tmp_path_factory, a, b, tied, experts, seed):
     for state, _ in found[1:]:
         assert_same_bits(dict(sorted(state.items())), dict(sorted(found[0][0].items())))
     assert all(Saved.newest(folder).about == {"optimizer": told} for folder in folders)
-
-
-def translator(seed=0):
-    """A Seq2Seq for TOKENS: two source words, then three of the target; padding among them."""
-    return nn.Seq2Seq(11, 13, 12, 12, 2, 2, 3, seed, "float64", dropout=0.1)
-
-
-def test_a_seq2seq_goes_from_mesh_to_mesh_to_one_device(cluster, tmp_path):
-    """Two tables, whose rows are padded on each mesh by other numbers."""
-    meshes = [(1, 2, 1, 2, 1, 0), (2, 1, 1, 3, 1, 1), (1, 3, 1, 1, 1, 1), (1, 1, 1, 4, 1, 0)]
-
-    def worker(group, k):
-        hybrid = on_mesh(group, translator(k), meshes[k])
-        optimizer = adamw(hybrid)
-        if k:
-            restore(Saved.newest(tmp_path / f"{k - 1}"), hybrid, optimizer)
-        else:
-            hybrid.backward(Batch(TOKENS, TOKENS[:, 2:]))
-            hybrid.step(optimizer)
-        saved(tmp_path / f"{k}", hybrid, optimizer, 1, group)
-
-    for k, mesh in enumerate(meshes):
-        cluster(int(np.prod(mesh[:4])), "thread").run(worker, k)
-    first, *others = (checkpoint.load(tmp_path / f"{k}")[0] for k in range(len(meshes)))
-    assert any(array.any() for name, array in first.items() if name.startswith("optimizer.1/"))
-    for state in others:
-        assert_same_bits(dict(sorted(state.items())), dict(sorted(first.items())))
-    model = translator(9)
-    restore(Saved.newest(tmp_path / "3"), model, adamw(model))
-    assert_same_bits(model.state(), {name: first[name] for name in model.state()})
 
 
 # What else cuts a model: ZeRO's stages, a pipeline, matrices alone. Frozen parameters, too.
@@ -322,18 +292,6 @@ def test_a_part_that_no_file_holds_is_missed(tmp_path):
     path.write_bytes(manifest.encode(found))
     with pytest.raises(ValueError, match=r"step-00000001 lack 5 elements of layers\.0\.weight"):
         checkpoint.load(tmp_path)
-
-
-def test_other_ranks_read_only_the_files_that_have_their_elements(cluster, tmp_path):
-    def worker(group):
-        cut = A.within(3 * group.rank, 3 * group.rank + 3)
-        checkpoint.save(tmp_path, [Part(cut, np.arange(cut.start, cut.stop))], 1, group)
-
-    cluster(4, "thread").run(worker)
-    for start, stop, files in (0, 5, [0, 1]), (4, 5, [1]), (5, 12, [1, 2, 3]):
-        found = Saved.newest(tmp_path)
-        assert found.part(A.within(start, stop)).tolist() == list(range(start, stop))
-        assert list(found.opened) == [f"rank-00{rank}.safetensors" for rank in files]
 
 
 def test_an_element_that_several_slices_have_is_taken_from_the_first_one():

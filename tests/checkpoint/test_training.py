@@ -77,22 +77,6 @@ def everyday(cases, few):
     return [case if case in few else slow(case) for case in cases]
 
 
-def test_of_two_runs_that_begin_in_one_folder_the_slower_saver_is_refused(
-    cluster, tmp_path, monkeypatch
-):
-    def after(self, done, steps):
-        if steps == 4 and done == 2:  # the other one begins after this one, and ends before it
-            other = replace(SMALL, seed=1, dp=2)
-            cluster(2, "thread").run(train, TEXT, other, Keep(str(tmp_path)))
-        original(self, done, steps)
-
-    original = checkpoint.RunCheckpoints.after
-    monkeypatch.setattr(checkpoint.RunCheckpoints, "after", after)
-    with pytest.raises(RankFailed, match="step-00000005 is of another run; use another folder"):
-        cluster(1, "thread").run(train, TEXT, replace(SMALL, steps=4), Keep(str(tmp_path)))
-    assert checkpoint.Saved.newest(tmp_path).about["told"]["settings"]["seed"] == 1
-
-
 @pytest.mark.parametrize("mesh", everyday(MESHES, [{}, *MESHES[-2:]]), ids=str)
 def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
     cluster, interrupted, mesh

@@ -85,13 +85,6 @@ def test_the_running_statistics_belong_to_the_state_and_to_no_optimizer():
     np.testing.assert_array_equal(other.running_var.data, layer.running_var.data)
 
 
-def test_train_and_eval_reach_modules_inside_layers():
-    inside = nn.BatchNorm(4)
-    model = nn.Sequential([nn.Linear(4, 4), nn.Residual([inside])])
-    assert model.eval() is model and not inside.training
-    assert model.train() is model and inside.training
-
-
 @pytest.mark.parametrize("mean", [0, 1e4])
 def test_single_precision_keeps_the_digits_of_a_small_variance(mean):
     """Squares about 0 minus the squared mean would have none: 1e8 in float32 has steps of 8."""

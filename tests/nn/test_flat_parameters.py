@@ -6,7 +6,6 @@ from hypothesis import given
 
 from minidist import backend, nn
 from minidist.nn.flat_parameters import flat_slices
-from minidist.nn.module import constant
 from tests.strategies import mlps, transformers
 
 
@@ -38,14 +37,6 @@ def test_views_share_the_memory_of_aligned_contiguous_vectors(drawn):
             start += p.size
 
 
-def test_the_first_gradient_is_written_into_its_buffer_and_the_next_is_added():
-    p = constant("p", (3,), 2.0, "float64")
-    p.grad_buffer = np.full(3, np.nan)
-    (p * 2 + p).sum().backward()
-    assert p.grad is p.grad_buffer
-    np.testing.assert_array_equal(p.grad, [3, 3, 3])
-
-
 def test_gradients_are_collected_from_wherever_they_are():
     model = nn.MLP([1, 2])
     weight, bias = model.parameters()
@@ -55,16 +46,6 @@ def test_gradients_are_collected_from_wherever_they_are():
     flat.collect_gradients()
     np.testing.assert_array_equal(flat.gradient, [3, 4, 0, 0])  # none counts as zero
     assert bias.grad is None
-
-
-def test_binding_another_vector_leaves_the_old_weights_alone():
-    model = nn.MLP([1, 2])
-    weight, flat = model.layers[0].weight, model.layers[0].flat
-    old, kept = weight.data, weight.data.copy()
-    flat.bind(np.arange(4, dtype="float32"))
-    np.testing.assert_array_equal(weight.data, [[0, 1]])
-    np.testing.assert_array_equal(old, kept)
-    np.testing.assert_array_equal(flat.views(flat.vector)[1], [2, 3])
 
 
 @pytest.mark.gpu
@@ -96,11 +77,3 @@ def test_neighbours_are_merged_into_one_slice():
         (model.layers[0].flat, 0, 3),
         (model.layers[1].flat, 0, 4),
     ]
-
-
-def test_the_time_of_a_change_never_goes_back():
-    flat = nn.Linear(2, 3).flatten().flat
-    flat.changed()
-    last = flat.last_changed()
-    flat.changed(1)
-    assert flat.last_changed() == last > 1

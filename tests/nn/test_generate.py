@@ -105,15 +105,6 @@ def test_ended_sentences_are_not_asked_again_and_the_last_one_is_cut(monkeypatch
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@given(models_and_sources())
-def test_a_sentence_does_not_depend_on_the_others_of_its_batch(beam, drawn):
-    model, sources = drawn
-    together = translate(model, sources, beam)
-    for source, target in zip(sources, together, strict=True):
-        np.testing.assert_array_equal(translate(model, source[None], beam)[0], target)
-
-
-@pytest.mark.parametrize("beam", [1, 3])
 def test_a_model_with_dropout_translates_without_it(beam, device):
     sources = np.array([[3, 4], [4, PAD]])
     models = [nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3, dropout=rate).to(device) for rate in (0.0, 0.5)]

@@ -1,7 +1,6 @@
 """A mixture of experts: its routing as a value, its gradients, and what no split may change."""
 
 import copy
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -9,13 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
-from minidist.autograd.gradient_check import gradcheck
-from minidist.nn.mixture_of_experts import Combine, Pick
 from minidist.nn.router import route, rows_of_capacity
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 from tests.nn.differences import assert_gradients_are_differences
-from tests.planted import planted
 from tests.strategies import arrays, gradients, leaf, seeds
 
 
@@ -37,13 +33,6 @@ def queues(chosen, experts, capacity):
                 kept[b, t, j] = length[e] < capacity
                 length[e] += 1
     return kept
-
-
-def test_of_equal_shares_the_first_experts_are_chosen():
-    mixture = nn.MixtureOfExperts(4, 5, top_k=3, capacity=None, dtype="float64")
-    mixture.gate.weight.data[...] = 0
-    mixture(Tensor(arrays(2, 3, 4)))
-    assert mixture.report.load.tolist() == [6, 6, 6, 0, 0]
 
 
 @given(choices(), st.integers(0, 4))
@@ -68,14 +57,6 @@ def test_an_expert_keeps_the_first_choices_in_its_queue_of_each_example(drawn, c
 def test_the_capacity_is_rounded_up_and_exact(factor, k, T, E, rows):
     assert rows_of_capacity(factor, k, T, E) == rows
     assert rows_of_capacity(None, k, T, E) is None
-
-
-@given(choices(), seeds)
-def test_picked_elements_and_combined_rows_pass_their_gradients_back(drawn, seed):
-    chosen, E = drawn
-    gradcheck(lambda p: Pick(chosen)(p), arrays(*chosen.shape[:2], E, seed=seed))
-    token = np.random.default_rng(seed).integers(0, 3, chosen.size)
-    gradcheck(lambda x, g: Combine(token, 3)(x, g), arrays(len(token), 2), arrays(len(token), 1))
 
 
 def mixture(width=3, experts=4, **options):
@@ -109,18 +90,6 @@ def test_gates_are_the_softmax_over_the_k_largest_logits_or_for_one_its_own_shar
         share /= share.sum() if k > 1 else np.exp(logits[t]).sum()
         rows = [layer.experts[e](Tensor(x.data[0, t : t + 1])).data[0] for e in best]
         np.testing.assert_allclose(y[t], share @ rows, rtol=1e-10)
-
-
-def test_a_gate_for_one_choice_learns_from_the_loss_unless_it_is_normalised():
-    for context, learns in (
-        (nullcontext(), True),
-        (planted("gate_normalised_for_one_choice"), False),
-    ):
-        layer = mixture(top_k=1, balance=0.0)
-        with context:
-            y = layer(Tensor(arrays(1, 6, 3)))
-        y.backward(arrays(1, 6, 3, seed=1))
-        assert (abs(layer.gate.weight.grad).max() > 1e-3) == learns
 
 
 def test_a_dropped_position_passes_by_the_mixture_in_a_block():
@@ -182,15 +151,6 @@ def without_gradient(decide):
         return routing, 0 * weights
 
     return decided
-
-
-@pytest.mark.parametrize("E", [1, 2, 5])
-def test_the_balancing_loss_is_alpha_where_the_load_is_even(E):
-    layer = mixture(experts=E, top_k=1, balance=0.3)
-    layer.gate.weight.data[...] = 0
-    layer.gather_choices = lambda chosen, randomness: np.arange(5 * E).reshape(1, 5 * E, 1) % E
-    layer(Tensor(arrays(1, 5 * E, 3)))
-    assert layer.report.balance == pytest.approx(0.3)
 
 
 HALVES = [Positions(((0, 1), (4, 5)), 5), Positions(((1, 4),), 5)]

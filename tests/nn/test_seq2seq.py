@@ -63,22 +63,6 @@ def test_how_far_a_source_is_padded_does_not_matter(model, data, more):
     )
 
 
-@given(model=translators(), data=st.data())
-def test_every_layer_passes_on_what_is_padding_and_padding_gets_no_gradient(model, data):
-    tokens = data.draw(sentences(model))
-    S = model.source_length
-    words = np.pad(tokens[:, :S] != PAD, ((0, 0), (0, model.target_length)))
-    embedded = x = Tensor(model.layers[0](tokens).data, requires_grad=True)
-    for layer in model.layers[1:-2]:  # the last block of the decoder drops the source
-        np.testing.assert_array_equal(x.data[..., -1], words)
-        x = layer(x)
-    for layer in model.layers[-2:]:
-        x = layer(x)
-    (x * arrays(*x.shape)).sum().backward()
-    assert not embedded.grad[:, :S][~words[:, :S]].any()
-    assert not embedded.grad[..., -1].any()
-
-
 def test_an_empty_source_is_read_as_nothing():
     """The decoder is then a language model whose cross-attention adds its output's bias."""
     model = small()
