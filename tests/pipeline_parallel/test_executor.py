@@ -15,7 +15,6 @@ from minidist.pipeline_parallel import Pipeline, add_communication, add_reductio
 from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
-    Programs,
     RecvActivation,
     SendActivation,
     Transfer,
@@ -101,8 +100,8 @@ def assert_every_parameter_gets_every_micro_batch_once(ranks, made, m):
 @pytest.mark.parametrize(
     "p, ms",
     [
-        *((p, (1, 2, 3, 6)) for p in range(1, 5)),
-        *(pytest.param(p, range(1, 13), marks=pytest.mark.slow) for p in range(1, 7)),
+        *((p, (1, 4)) for p in range(1, 4)),
+        *(pytest.param(p, (1, 2, 3, 7, 12), marks=pytest.mark.slow) for p in range(1, 7)),
     ],
 )
 def test_every_parameter_ends_with_every_micro_batch_once(cluster, p, ms):
@@ -120,7 +119,7 @@ class Copying(Sums):
         stage.summed = stage.gradient.copy()
 
 
-@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("p", [1, 3])
 def test_a_sum_finds_every_micro_batch_in_the_gradient(cluster, p):
     def worker(group, made, m):
         for ours in made:
@@ -130,7 +129,7 @@ def test_a_sum_finds_every_micro_batch_in_the_gradient(cluster, p):
             for stage in stages:
                 assert stage.summed.tolist() == [1] * m == stage.gradient.tolist()
 
-    for m in (1, 2, 6):
+    for m in (1, 4):
         bare = [found for _, found, _, _ in every_program([p], [m]) if not updates(found)]
         made = [add_communication(add_reductions(found)) for found in bare]
         cluster(p, "thread").run(worker, made, m)
@@ -151,15 +150,7 @@ def test_weight_halves_in_a_row_are_done_at_once_but_only_of_one_chunk():
     assert all(run[0] is action for action, run in steps(program))
 
 
-def test_what_is_no_action_is_refused(cluster):
-    def worker(group):
-        execute([Transfer(0)], group, [None])
-
-    with pytest.raises(RankFailed, match=r"Transfer\(.* is no action"):
-        cluster(1, "thread").run(worker)
-
-
-@pytest.mark.parametrize("transport", ["thread", "process"])
+@pytest.mark.parametrize("transport", ["process"])
 def test_the_log_has_an_event_per_action_named_like_it(cluster, transport):
     log, made = EventLog(), add_communication(programs("zb_h1", 2, 3))
     cluster(2, transport).run(count, [made], 3, log=log)
@@ -192,27 +183,6 @@ def faulty(change, schedule="1f1b", p=3, m=4):
 def test_a_transfer_that_has_no_other_end_is_an_error_and_no_hang(cluster, change, error):
     with pytest.raises(CommError, match=error):
         cluster(3, "thread").run(count, [faulty(change)], 4, timeout=20)
-
-
-def test_a_message_that_nobody_receives_is_an_error(cluster):
-    made = Programs([[Forward(0), SendActivation(0, peer=1)], []], [[0], [1]])
-    with pytest.raises(CommError, match="messages that nobody received"):
-        cluster(2, "thread").run(
-            lambda group: execute(made[group.rank], group, [CountingStage(True, False, 1)])
-        )
-
-
-@pytest.mark.parametrize("transport", ["thread", "process"])
-def test_ranks_that_do_not_agree_how_many_micro_batches_there_are_end_in_an_error(
-    cluster, transport
-):
-    def worker(group):
-        model = nn.MLP([3, 4, 2], dtype="float64")
-        m = 4 - group.rank
-        Pipeline(model, group, "1f1b", m).backward(Batch(arrays(4, 3), np.zeros(4, int)))
-
-    with pytest.raises(CommError, match=r"1f1b, 4 micro-batches"):
-        cluster(2, transport).run(worker, timeout=20)
 
 
 def test_a_rank_that_raises_or_is_killed_in_the_middle_ends_the_run_and_leaves_nothing(cluster):

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn, optim
-from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.nn.datasets import Batch
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
@@ -250,73 +249,6 @@ def test_2bw_is_gradient_descent_with_a_delay_of_one(cluster):
             p.grad = None
     for name, array in history[-1].items():
         np.testing.assert_allclose(got[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-def test_a_replay_with_the_newest_versions_is_ordinary_training():
-    case, stream = transformer_case(4, 9), stream_of(transformer_case(4, 9), 4)
-    for cut in ([range(4)], [range(1), range(1, 4)], [range(2), range(2, 3), range(3, 4)]):
-        newest = [{b: b for b in range(4)} for _ in cut]
-        got = replay(case.model, cut, stream, newest, [range(4)] * len(cut), adam)
-        model = copy.deepcopy(case.model)
-        rule = adam(model.parameters())
-        for part in stream:
-            logits = model(part.inputs, part)
-            nn.cross_entropy(logits, part.targets, part.total).backward()
-            rule.step(), rule.zero_grad()
-        assert_same_bits(got, model.state())
-
-
-@pytest.mark.parametrize(
-    "scheme, case, options, message",
-    [
-        ("magic", mlp_case(2, 4), {}, "unknown scheme 'magic'; choose one of weight_stashing"),
-        ("vertical_sync", mlp_case(2, 4), {"replicas": [2]}, "different minibatches: no vertical"),
-        ("weight_stashing", mlp_case(1, 4), {}, "cannot cut 1 layers into 2 stages; use at most 1"),
-        ("weight_stashing", mlp_case(2, 4), {"replicas": [1, 2]}, "are 3 ranks, there are 2"),
-        ("weight_stashing", mlp_case(2, 4), {"replica": [2]}, "no option 'replica'; it has repl"),
-        ("2bw", mlp_case(2, 4), {"replicas": [2]}, "2bw has no option 'replicas'; it has update_"),
-        ("2bw", mlp_case(2, 4), {"update_every": 0}, "not update_every=0"),
-        ("2bw", mlp_case(2, 4), {"update_every": 1.5}, "with 1 or more .* not update_every=1.5"),
-        (
-            "weight_stashing",
-            Case("tied", nn.Transformer(7, 4, 2, 1, 3, tied=True), None, None),
-            {},
-            "embedding.token.weight is shared by stages .* not tied",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_without_flushes_is_refused(cluster, scheme, case, options, message):
-    def worker(group):
-        PipeDream(case.model, group, momentum, scheme, **options)
-
-    with pytest.raises(RankFailed, match=message) as caught:
-        cluster(2, "thread").run(worker)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_the_losses_of_a_stream_are_its_own(cluster):
-    def worker(group):
-        pipe = PipeDream(mlp_case(2, 4).model, group, momentum)
-        return [list(pipe.train(stream_of(mlp_case(2, 4), count))) for count in (4, 2)]
-
-    assert cluster(2, "thread").run(worker) == [[[], []], [[0, 1, 2, 3], [0, 1]]]
-
-
-def test_weights_may_be_tied_within_one_stage(cluster):
-    model = nn.Transformer(7, 4, 2, 1, 3, dtype="float64", tied=True)
-    tokens, targets = np.random.default_rng(0).integers(0, 7, (2, 4, 3))
-    case = Case("tied", model, tokens, targets)
-    _, got, want = run_and_replay(cluster(1), case, "weight_stashing", 3)
-    assert_same_bits(got, want)
-
-
-def test_ranks_that_do_not_train_alike_are_told_so(cluster):
-    def worker(group):
-        cut = [range(1 + group.rank), range(1 + group.rank, 3)]
-        PipeDream(mlp_case(3, 4).model, group, momentum, cut=cut)
-
-    with pytest.raises(CollectiveMismatch, match=r"stages of \[1, 2\] layers"):
-        cluster(2, "thread").run(worker)
 
 
 @pytest.mark.parametrize("scheme", ["weight_stashing", "vertical_sync", "2bw"])

@@ -9,8 +9,8 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     Transfer,
+    last_stage,
     other_end,
 )
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
@@ -20,7 +20,7 @@ from minidist.verify.strategies import STRATEGIES
 from tests.pipeline_parallel.oracles import is_valid
 from tests.strategies import SYNCHRONOUS, every_program
 
-SOME = (1, 2, 3, 4, 5), (1, 2, 3, 6)
+SOME = (1, 2, 3, 4), (1, 2, 6)
 ALL = (1, 2, 3, 4, 5, 6), tuple(range(1, 13))
 ROOM = {  # messages that must be able to wait between two stages, where one is not enough
     "looped_bfs": lambda p, m: max(1, m // p),
@@ -29,26 +29,32 @@ ROOM = {  # messages that must be able to wait between two stages, where one is 
 grid = pytest.mark.parametrize("ps, ms", [SOME, pytest.param(*ALL, marks=pytest.mark.slow)])
 
 
+def assert_in_order(made, what):
+    """Walk through the rounds of the programs: each action comes after what it needs."""
+    last, done, count = last_stage(made.placement), set(), 0
+    for ready in in_order(made):
+        for r, a in ready:  # those of one round need nothing of each other
+            k, i = made.placement[r][a.chunk], a.micro_batch
+            if isinstance(a, Forward):
+                assert k == 0 or ("F", k - 1, i) in done, what
+            elif isinstance(a, Backward | BackwardInput):
+                assert ("F", k, i) in done, what
+                assert k == last or ("b", k + 1, i) in done, what
+            elif isinstance(a, BackwardWeight):
+                assert ("b", k, i) in done, what
+        for r, a in ready:
+            sign = "b" if isinstance(a, Backward | BackwardInput) else a.sign
+            done.add((sign, made.placement[r][a.chunk], a.micro_batch))
+            count += 1
+    assert count == sum(map(len, made)), what
+
+
 @grid
-def test_there_is_an_order_in_which_each_action_comes_after_what_it_needs(ps, ms):
+def test_every_program_is_valid_and_has_an_order_in_which_each_action_comes_after_its_needs(ps, ms):
     for what, made, p, m in every_program(ps, ms):
-        last = max(k for own in made.placement for k in own)
-        done, count = set(), 0
-        for ready in in_order(made):
-            for r, a in ready:  # those of one round need nothing of each other
-                k, i = made.placement[r][a.chunk], a.micro_batch
-                if isinstance(a, Forward):
-                    assert k == 0 or ("F", k - 1, i) in done, (what, p, m)
-                elif isinstance(a, Backward | BackwardInput):
-                    assert ("F", k, i) in done, (what, p, m)
-                    assert k == last or ("b", k + 1, i) in done, (what, p, m)
-                elif isinstance(a, BackwardWeight):
-                    assert ("b", k, i) in done, (what, p, m)
-            for r, a in ready:
-                back = isinstance(a, Backward | BackwardInput)
-                done.add(("b" if back else a.sign, made.placement[r][a.chunk], a.micro_batch))
-                count += 1
-        assert count == sum(map(len, made)), (what, p, m)
+        validate(made, p, m)
+        assert is_valid(made, m), (what, p, m)
+        assert_in_order(made, (what, p, m))
 
 
 @grid
@@ -77,16 +83,9 @@ def test_sends_and_receives_pair_up_with_one_tag_and_few_messages_of_room_are_en
             simulate(full, buffer=0)
 
 
-@grid
-def test_validate_and_the_oracle_accept_every_program(ps, ms):
-    for what, made, p, m in every_program(ps, ms):
-        validate(made, p, m)
-        assert is_valid(made, m), (what, p, m)
-
-
 def test_at_rendezvous_some_programs_deadlock_unless_they_are_made_safe():
     stuck = []
-    for what, made, *_ in every_program((2, 3, 4), (2, 4)):
+    for what, made, *_ in every_program((2, 3), (2, 4)):
         try:
             simulate(add_communication(made), buffer=0)
         except Stuck as error:
@@ -137,72 +136,7 @@ def test_programs_read_like_the_pictures_in_the_papers():
     ]
 
 
-@pytest.mark.parametrize(
-    "arguments, options, message",
-    [
-        (("magic", 2, 2), {}, "unknown schedule 'magic'; choose one of layer_split, gpipe, 1f1b"),
-        (("gpipe", 0, 2), {}, "one or more ranks, not 0"),
-        (("gpipe", 2, 0), {}, "one or more micro-batches, not 0"),
-        (("interleaved", 2, 2, 0), {}, "one or more chunks, not 0"),
-        (("1f1b", 2, 4.0), {}, "one or more micro-batches, not 4.0"),
-        (("gpipe", 2, 9**99), {}, "[0-9]{95} forward passes, more than 1000000"),
-        (("pipedream", 9**99, 1), {}, "forward passes, more than"),
-        (("interleaved", 2, 2, 250_001), {}, "1000004 forward passes, more than"),
-        (("gpipe", 2, 2), {"update_every": 2}, "no option 'update_every'; it has weights_last"),
-        (("interleaved", 2, 2), {"replicas": [2]}, "interleaved has no option 'replicas'"),
-        (("pipedream", 2, 2), {"update_every": 2}, "'update_every'; it has replicas, weights_last"),
-        (
-            ("pipedream_2bw", 2, 2),
-            {"every": 2},
-            "no option 'every'; it has update_every, weights_last",
-        ),
-        (("gpipe", "2", 4), {}, "one or more ranks, not '2'"),
-        (("zb_v", 2, None), {}, "one or more micro-batches, not None"),
-        (("interleaved", 4, 7, 2), {}, "7 of them .* use 8"),
-        (("interleaved", 4, 1, 2), {}, "use 4"),
-        (("interleaved", 4, 9, 2), {}, "use 8"),
-        (("1f1b", 2, 2, 2), {}, "1f1b has at most 1 chunk per rank, not 2; interleaved takes"),
-        (("pipedream", 2, 2, 2), {}, "pipedream has at most 1 chunk per rank, not 2"),
-        (("zb_v", 2, 2, 3), {}, "zb_v has at most 2 chunks per rank, not 3"),
-        (("interleaved_zb", 4, 9, 3), {}, "groups of 4, one per rank: 9 of them .* use 8"),
-        (("dualpipe_v", 3, 5), {}, "dualpipe_v needs 2 .* 6 for 3 ranks, not 5; use 6, or zb_v"),
-        (("dualpipe_v", 2, 4, 3), {}, "dualpipe_v has at most 2 chunks per rank, not 3"),
-        (("pipedream_2bw", 4, 8), {"update_every": 2}, "3 or more .* not update_every=2"),
-        (("pipedream_2bw", 1, 8), {"update_every": 0}, "not update_every=0"),
-        (("pipedream", 4, 8), {"replicas": [2, 1]}, r"\[2, 1\] .* are 3 ranks, there are 4"),
-        (("pipedream", 3, 8), {"replicas": [3, 0]}, "give every stage one or more, 3 in all"),
-        (("pipedream", 3, 8), {"replicas": []}, "give every stage one or more, 3 in all"),
-        (
-            ("pipedream", 2, 8),
-            {"weights_last": True},
-            "updates the weights .* without weights_last",
-        ),
-        (
-            ("pipedream_2bw", 2, 8),
-            {"weights_last": True},
-            "updates the weights .* without weights_last",
-        ),
-    ],
-)
-def test_what_no_program_can_be_is_refused_with_a_reason(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
-        programs(*arguments, **options)
-
-
-def test_a_schedule_that_returns_nothing_is_named_by_its_rank():
-    with pytest.raises(TypeError, match="program of rank 1 is None"):
-        Programs([[], None])
-
-
 def test_every_schedule_is_enumerated_or_asynchronous_and_a_strategy():
     costs = {name: record.costs for name, record in STRATEGIES.items()}
     layers = {name for name, own in costs.items() if own.cuts == "layers" and own.compared}
     assert layers == set(SCHEDULES) and {"pipedream", "pipedream_2bw"} == layers - {*SYNCHRONOUS}
-
-
-@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("interleaved", 2), ("zb_v", 2)])
-def test_weights_that_are_put_last_are_one_run_per_chunk(schedule, chunks):
-    for program in programs(schedule, 2, 4, chunks, weights_last=True):
-        assert program[-4 * chunks :] == [
-            BackwardWeight(i, chunk) for chunk in range(chunks) for i in range(4)
-        ]

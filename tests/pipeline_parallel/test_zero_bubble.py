@@ -67,12 +67,6 @@ def test_weights_last_is_one_product_per_weight(cluster):
         assert all(products == 0 and not gradient for _, _, products, gradient in found[:-1])
 
 
-def test_1f1b_computes_both_halves_at_once(cluster):
-    for found in cluster(2, "process").run(products_done, "1f1b", 4, False):
-        backward = [products for name, _, products, _ in found if name == "backward"]
-        assert backward == [2, 4, 6, 8]
-
-
 class Slices(nn.Module):
     """Y = linear(X[:, :2]) + X[:, 2:]: what a function does to X itself may be deferred."""
 

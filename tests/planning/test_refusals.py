@@ -110,15 +110,9 @@ REFUSED = {
         (partial(Plan, dp=4, ep=3), "ep=3 does not divide dp=4; use a divisor of it"),
         (partial(Plan, cp=2, sequence=True), "cp=2 cuts the sequence already"),
         (partial(Plan, zero=4), "zero is one of 0, 1, 2, 3, not 4"),
-        (
-            partial(Plan, shards=2),
-            "shards=2 is for ZeRO, and not for experts over ep=1; use zero=1, 2 or 3",
-        ),
+        (partial(Plan, shards=2), "shards=2 is for ZeRO, and not for experts over ep=1; use"),
         (partial(Plan, dp=4, ep=2, zero=1, shards=2), "shards=2 is for ZeRO, and not for experts"),
-        (
-            partial(Plan, dp=3, cp=4, zero=3, shards=6),
-            "groups of 6 shards do not make up dp=3 x cp=4",
-        ),
+        (partial(Plan, dp=3, cp=4, zero=3, shards=6), "groups of 6 shards do not make up dp=3 x"),
         (partial(Plan, dp=4, zero=3, shards=0), "shards is a whole number from 1, not 0"),
         (partial(Plan, recompute=True), "recompute is one of none, selective, full, not True"),
         (partial(Plan, precision="float64"), "precision is one of mixed, float32, not 'float64'"),
@@ -152,14 +146,8 @@ REFUSED = {
         (partial(held, Plan(dp=4, micro_batches=4), 15), "15 examples do not fill 4 micro-batches"),
         (partial(held, keeps="all"), "keeps is one of minidist, korthikanti, not 'all'"),
         (partial(held, per_parameter=20), "no count of 20 bytes per parameter for mixed"),
-        (
-            partial(held, Plan(precision="float32"), per_parameter=18),
-            "18 bytes per parameter for float",
-        ),
-        (
-            partial(held, Plan(precision="float32"), keeps="korthikanti"),
-            "count dense blocks in 16 bits",
-        ),
+        (partial(held, Plan(precision="float32"), per_parameter=18), "18 bytes per parameter for"),
+        (partial(held, Plan(precision="float32"), keeps="korthikanti"), "count dense blocks in"),
         (partial(held, rank=1), "rank 1 is not in a pipeline of 1; use 0 to 0"),
         (partial(cut_of, 7, 2, "blocks"), '7 blocks do not make 2 equal stages; use cut="layers"'),
         (partial(cut_of, 2, 5, "layers"), "cannot cut 4 layers into 5 stages; use at most 4"),
@@ -174,18 +162,9 @@ REFUSED = {
         )
     ],
     "searches": [
-        (
-            partial(published, 10**12 + 39, 1),
-            "1000000000039 is too large to look for its divisors; use 1",
-        ),
-        (
-            partial(published, 10**400, 1),
-            "ranks is too large: use 1,000,000,000,000,000,000 or less",
-        ),
-        (
-            partial(published, 2, 2 * 10**17),
-            "100000000000000000 is too large to look for its divisors",
-        ),
+        (partial(published, 10**12 + 39, 1), "1000000000039 is too large to look for its"),
+        (partial(published, 10**400, 1), "ranks is too large: use 1,000,000,000,000,000,000 or"),
+        (partial(published, 2, 2 * 10**17), "100000000000000000 is too large to look for its"),
         (partial(published, 2, 2.0), "batch is a whole number from 1, not 2.0"),
         (partial(published, 2, 2, 0), "wanted is a whole number from 1, not 0"),
         (
@@ -206,10 +185,7 @@ REFUSED = {
         (partial(run_1f1b, latency=math.nan), "no transfer has latency nan"),
         (partial(run_1f1b, bandwidth=0), "no transfer has latency 0 and bandwidth 0"),
         (partial(run_1f1b, forward=[1, -2]), "a duration is a number from 0, not -2"),
-        (
-            partial(run_1f1b, forward=[1, 2, 3]),
-            "for 2 ranks with 2 virtual stages: give one number, ",
-        ),
+        (partial(run_1f1b, forward=[1, 2, 3]), "for 2 ranks with 2 virtual stages: give one"),
         (partial(run_1f1b, update=math.inf), "a duration is a number from 0, not inf"),
         (partial(run_1f1b, backward_input="1"), "a duration is a number from 0, not '1'"),
         (partial(run_1f1b, overhead=-1), "an overhead is a number from 0, not -1"),
@@ -226,20 +202,11 @@ REFUSED = {
         (partial(pipedream, [(1, 1, 1)], 4, [(2, 1), (3, 1)]), "no levels of 4 ranks"),
         (partial(pipedream, [(1, 1, 1)], 4, 0), "no levels of 4 ranks"),
         (partial(pipedream, [(1, 1, 1)], 4, []), "are no levels of 4 ranks"),
-        (
-            partial(pipedream, [(1, 1, 1)], 1001, 1.0),
-            "1001 ranks or nodes on one level are too many",
-        ),
-        (
-            partial(pipedream, [(1, 1, 1)], 1, 1, "free"),
-            "unknown cost 'free'; choose one of paper, rel",
-        ),
+        (partial(pipedream, [(1, 1, 1)], 1001, 1.0), "1001 ranks or nodes on one level are too"),
+        (partial(pipedream, [(1, 1, 1)], 1, 1, "free"), "unknown cost 'free'; choose one of"),
     ],
     "graphs": [
-        (
-            partial(graph_of, [PRODUCT], b=0, i=6, o=2),
-            r"x has shape \[0, 6\]; every axis has a length from 1",
-        ),
+        (partial(graph_of, [PRODUCT], b=0, i=6, o=2), r"x has shape \[0, 6\]; every axis has a"),
         (partial(graph_of, [PRODUCT] * 2, b=4, i=6, o=2), "an op makes y, which is known before"),
         (
             partial(
@@ -259,10 +226,7 @@ REFUSED = {
             partial(trace, lambda x: x**3, np.ones((6, 4)), np.zeros(6, int)),
             "no index description of Power is known",
         ),
-        (
-            partial(mlp, loss=lambda y, t: nn.cross_entropy(y, 1 - t)),
-            "a loss of other values than the",
-        ),
+        (partial(mlp, loss=lambda y, t: nn.cross_entropy(y, 1 - t)), "a loss of other values"),
         (
             partial(mlp, np.ones((6, 2)), lambda y, t: nn.squared_error(y, 1 - t)),
             "a loss of other values than the targets",
@@ -307,10 +271,7 @@ REFUSED = {
         (partial(cuts, LAYERS, 0, "S"), "cannot be cut over 0 ranks"),
         (partial(cut_like, y=Cut()), "no cut for r"),
         (partial(cut_like, y=Cut(), r=Cut((), 2)), "cut of r needs ranks 2 to 2 of 2"),
-        (
-            partial(cut_like, y=Cut((("b", 3),)), r=Cut()),
-            "cut of y splits b, of length 2, into 3 parts",
-        ),
+        (partial(cut_like, y=Cut((("b", 3),)), r=Cut()), "cut of y splits b, of length 2, into 3"),
         (partial(cut_like, y=Cut((("x", 2),)), r=Cut()), "cut of y splits x, which"),
         (partial(cut_like, y=Cut((("b", 2), ("b", 1))), r=Cut()), "cut of y names a letter twice"),
         (partial(cut_like, y=Cut((("b", 0),)), r=Cut()), "into 0 parts that are not equal"),

@@ -1,6 +1,6 @@
 """Numbers that papers and reports print, from their own inputs; each with its source and tolerance.
 
-The zero-bubble paper's 60 bubble rates are in tests/pipeline_parallel/test_zb_auto_search.py.
+The zero-bubble paper's 60 bubble rates are in tests/pipeline_parallel/test_zb_auto.py.
 """
 
 import math
