@@ -12,7 +12,6 @@ import pytest
 from tests.comm.test_cluster import gone
 
 ROOT = Path(__file__).parents[1]
-slow = pytest.mark.slow
 
 
 def below(pid):
@@ -32,9 +31,7 @@ def below(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize(
-    "who", ["pytest", pytest.param("worker", marks=slow), pytest.param("group", marks=slow)]
-)
+@pytest.mark.parametrize("who", ["pytest", pytest.param("worker", marks=pytest.mark.slow)])
 def test_ranks_lessons_and_students_end_with_a_killed_pytest(tmp_path, who):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "1"]
     with subprocess.Popen(
@@ -55,7 +52,7 @@ def test_ranks_lessons_and_students_end_with_a_killed_pytest(tmp_path, who):
                 (worker,) = [pid for pid, said in found.items() if "exec(eval(" in said]
                 os.kill(worker, signal.SIGKILL)
             else:
-                (os.kill if who == "pytest" else os.killpg)(run.pid, signal.SIGKILL)
+                run.kill()
             assert gone(found, within=20), found
         finally:
             run.kill()

@@ -1,5 +1,6 @@
 """A Transformer on cut sequences: dropout, positions, documents, the loss are one device's."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,7 +11,7 @@ import pytest
 from minidist import nn
 from minidist.autograd import recompute
 from minidist.context_parallel import axes_of, columns, context_parallel, plain, zigzag
-from minidist.errors import RankFailed
+from minidist.errors import RankFailed, is_wrong_input
 from minidist.rng import Randomness
 from minidist.verify import equivalence
 from minidist.verify.compare import compare
@@ -49,7 +50,7 @@ def recomputed(group, attention, again):
 )
 def test_blocks_may_be_run_again_in_backward(cluster, attention, more):
     """It costs the bytes of one more forward pass."""
-    ranks = cluster(3)
+    ranks = cluster(3, "thread")
     want, got = ranks.run(recomputed, attention, False), ranks.run(recomputed, attention, True)
     for (gradients, _), (again, _) in zip(want, got, strict=True):
         assert compare([again], gradients).ok
@@ -69,21 +70,6 @@ def test_every_length_on_every_number_of_ranks(cluster, name, size):
             case = replace(case, documents=documents(2, T) if T % 2 else None)
             row = equivalence.check(name, case, size, cluster(size, "thread"))
             assert row["ok"], f"{cut.__name__}({T}, {size}), {U}: {row['detail']}"
-
-
-@pytest.mark.slow
-@pytest.mark.grid(8)
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("size", range(1, 9))
-def test_every_number_of_heads_that_queries_share(cluster, name, size):
-    T, H = 2 * size + 1, 2 * size
-    for K, U in product(divisors(H), divisors(size) if name == "usp" else [1]):
-        model = random_weights(nn.Llama(7, 2 * H, H, K, 1, T, 2, "float64"))
-        options = {"ulysses": U} if U > 1 else {}
-        case = Case("grouped", model, *tokens(2, T), options=options)
-        case = replace(case, documents=documents(2, T))
-        row = equivalence.check(name, case, size, cluster(size, "thread"))
-        assert row["ok"], f"{K} of {H} heads, {size} ranks, {U}: {row['detail']}"
 
 
 def divisors(n):
@@ -115,47 +101,45 @@ def test_a_llama_reads_a_document_of_a_window_as_if_it_were_alone():
     np.testing.assert_allclose(got[1:], logits_of(model, x[1:]), rtol=1e-9)
 
 
-def refusing(group, how):
-    model, T = small(8), 8
-    held = zigzag(T, group.size)[group.rank]
-    randomness = Randomness(0, 0, np.arange(2), positions=held)
-    x = columns(tokens(2, T)[0], held)
-    try:
-        if how == "no such attention":
-            context_parallel(model, group, "star")
-        elif how == "no attention at all":
-            context_parallel(nn.MLP([2, 3]), group)
-        elif how == "heads twice":
-            context_parallel(model, group, "ulysses", axes=axes_of(group, 2))
-        elif how == "no divisor":
-            axes_of(group, 3)
-        elif how == "documents of a part":
-            numbers = np.zeros((2, 4), int)
-            context_parallel(model, group)(x, replace(randomness, documents=numbers))
-        elif how == "another cut":
-            context_parallel(model, group, cut=plain)(x, randomness)
-        else:
-            without = replace(randomness, positions=None)
-            context_parallel(model, group)(x, without)
-    except ValueError as error:
-        return str(error)
-    return ""
+def called(cut=zigzag, documents=None, positions=True):
+    """Return a worker that calls a model, cut by `cut`, on what zigzag gives its rank."""
+
+    def worker(group):
+        held = zigzag(8, group.size)[group.rank]
+        where = Randomness(0, 0, np.arange(2), positions=held if positions else None)
+        model = context_parallel(small(8), group, cut=cut)
+        model(columns(tokens(2, 8)[0], held), replace(where, documents=documents))
+
+    return worker
 
 
-@pytest.mark.parametrize(
-    "how, said",
-    [
-        ("no such attention", "unknown attention 'star'; choose one of ring, gathered, ulysses"),
-        ("no attention at all", "no layer of this MLP attends"),
-        ("heads twice", "exchanged inside a ring already; use attention='ring' or 'gathered'"),
-        ("no divisor", "2 ranks are not cut into groups of 3 that exchange heads; use a divisor"),
-        ("documents of a part", "documents [2, 4] for sequences of 8 positions; give one entry"),
-        ("another cut", "rank 0 of 2 was given positions ((0, 2), (6, 8)) of 8, but its cut says"),
-        ("no positions", "cut tokens and targets by the same function, and pass Randomness("),
-    ],
-)
-def test_what_cannot_be_right_is_refused(cluster, how, said):
-    assert said in cluster(2, "thread").run(refusing, how)[0]
+TRANSLATOR = nn.Seq2Seq(7, 7, 8, 4, 1, 4, 3)
+REFUSED = [
+    (
+        lambda g: context_parallel(small(8), g, "star"),
+        "unknown attention 'star'; choose one of ring, gathered, ulysses",
+    ),
+    (lambda g: context_parallel(nn.MLP([2, 3]), g), "no layer of this MLP attends"),
+    (lambda g: context_parallel(TRANSLATOR, g), "a source of 4 positions and"),
+    (
+        lambda g: context_parallel(small(8), g, "ulysses", axes=axes_of(g, 2)),
+        "exchanged inside a ring already; use attention='ring' or 'gathered'",
+    ),
+    (lambda g: axes_of(g, 3), "2 ranks are not cut into groups of 3 that exchange heads; use a"),
+    (
+        called(documents=np.zeros((2, 4), int)),
+        "documents [2, 4] for sequences of 8 positions; give one entry",
+    ),
+    (called(cut=plain), "rank 0 of 2 was given positions ((0, 2), (6, 8)) of 8, but its cut says"),
+    (called(positions=False), "cut tokens and targets by the same function, and pass Randomness("),
+]
+
+
+def test_what_cannot_be_right_is_refused(cluster):
+    for worker, message in REFUSED:
+        with pytest.raises(RankFailed, match=re.escape(message)) as caught:
+            cluster(2, "thread").run(worker)
+        assert is_wrong_input(caught.value)
 
 
 def on_one_rank(group, attention, randomness):
@@ -164,20 +148,12 @@ def on_one_rank(group, attention, randomness):
     return model(tokens(2, 5)[0], randomness).data
 
 
-@pytest.mark.parametrize("attention", ["ring", "gathered", "ulysses"])
-@pytest.mark.parametrize("randomness", [None, Randomness(0, 0, np.arange(2))])
-def test_one_rank_has_all_positions_and_need_not_name_them(cluster, attention, randomness):
-    own = cluster(1, "thread").run(on_one_rank, attention, randomness)[0]
-    whole = nn.Transformer(7, 8, 4, 2, 5, dtype="float64", experts=3)
-    np.testing.assert_allclose(own, whole(tokens(2, 5)[0]).data, rtol=1e-12)
-
-
-def test_the_two_sequences_of_a_translator_stay_whole(cluster):
-    def worker(group):
-        context_parallel(nn.Seq2Seq(7, 7, 8, 4, 1, 4, 3), group)
-
-    with pytest.raises(RankFailed, match=r"cuts one sequence, .* has a source of 4 positions and"):
-        cluster(2, "thread").run(worker)
+def test_one_rank_has_all_positions_and_need_not_name_them(cluster):
+    whole = nn.Transformer(7, 8, 4, 2, 5, dtype="float64", experts=3)(tokens(2, 5)[0]).data
+    for attention in "ring", "gathered", "ulysses":
+        for randomness in None, Randomness(0, 0, np.arange(2)):
+            own = cluster(1, "thread").run(on_one_rank, attention, randomness)[0]
+            np.testing.assert_allclose(own, whole, rtol=1e-12)
 
 
 def test_the_heads_of_ulysses_and_the_positions_must_be_enough(cluster):

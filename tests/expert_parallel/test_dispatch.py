@@ -1,14 +1,11 @@
 """Rows go to the ranks of their experts and back: the routes as a value, the result, the bytes."""
 
-from itertools import pairwise
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
 from minidist.expert_parallel import Dispatch
-from minidist.expert_parallel.dispatch import routes
 from minidist.nn.mixture_of_experts import run_each
 from minidist.pieces import split_ends
 from tests.strategies import arrays, leaf, seeds
@@ -19,31 +16,6 @@ def loads(draw):
     """Draw the rows that each of N ranks has for each expert, [N, E]; many have none."""
     N, E, random = draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(seeds)
     return np.random.default_rng(random).integers(0, 4, (N, E)) * draw(st.integers(0, 1))
-
-
-def all_routes(rows):
-    N, E = rows.shape
-    ends = split_ends(E, N)
-    return [
-        routes(own, rows[:, a:b], ends) for own, (a, b) in zip(rows, pairwise(ends), strict=True)
-    ]
-
-
-@given(loads())
-def test_what_one_rank_sends_another_expects(rows):
-    made = all_routes(rows)
-    sent = np.array([p.sent for p in made])
-    np.testing.assert_array_equal(sent.T, [p.received for p in made])
-    assert sent.sum() == rows.sum()
-    np.testing.assert_array_equal(np.concatenate([p.load for p in made]), rows.sum(axis=0))
-
-
-@given(loads())
-def test_received_rows_are_put_in_the_order_of_experts_and_then_of_ranks(rows):
-    N, E = rows.shape
-    for p, (a, b) in zip(all_routes(rows), pairwise(split_ends(E, N)), strict=True):
-        came = [(e, r) for r in range(N) for e in range(a, b) for _ in range(rows[r, e])]
-        assert [came[i] for i in p.order] == sorted(came)
 
 
 def through_experts(group, rows, seed):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minidist import nn
 from minidist.autograd.gradient_check import gradcheck
-from minidist.expert_parallel import OncePerRank, keep_own_experts
+from minidist.expert_parallel import keep_own_experts
 from minidist.expert_parallel.once_per_rank import SumInto, travellers
 from minidist.nn.router import choose, route
 from minidist.pieces import split_ends
@@ -96,14 +96,13 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("trains", FROZEN)
-@pytest.mark.parametrize("strategy, options", [("expert", {}), ("hybrid", {"dp": 2, "ep": 2})])
-def test_frozen_parts_need_no_journey_back(cluster, ledgers, strategy, options, trains):
+def test_frozen_parts_need_no_journey_back(cluster, ledgers, trains):
     """Of X, Y, dY and dX travel those that are needed, and no others."""
     model = todays_experts()
     model.freeze(*[n for n in model.named_parameters() if not FROZEN[trains](n)])
-    case = case_of(model, dispatch="positions", **options)
+    case = case_of(model, dispatch="positions")
     case = replace(case, name=f"{case.name}, {trains}")
-    row = check(strategy, case, 2, cluster(2, "thread"))
+    row = check("expert", case, 2, cluster(2, "thread"))
     assert row["ok"], row["detail"]
     ledgers.check(row)
 
@@ -123,9 +122,3 @@ def test_groups_bound_the_ranks_that_a_position_travels_to_and_so_the_bytes(clus
     rows, once = (sum(cluster(4, "thread").run(sent, way)) for way in ("rows", "positions"))
     most = 4 * 4 * 32 * 2 * 64 * 8  # journeys, ranks, positions, groups, C, bytes
     assert once < 0.55 * rows and once < most < rows
-
-
-def test_another_way_to_travel_is_refused_by_name(cluster):
-    with pytest.raises(ValueError, match="positions"):
-        keep_own_experts(todays_experts(), None, "position")
-    assert OncePerRank.__doc__
