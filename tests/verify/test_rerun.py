@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +21,6 @@ from minidist.verify.strategies.job import AtWork
 from tests.strategies import arrays
 
 MLP = nn.MLP([4, 6, 3], "gelu", dtype="float64")
-naive_worker = equivalence.worker_of(equivalence.find("naive"))
 CASE = Case("MLP", MLP, arrays(5, 4), np.arange(5) % 3)
 
 
@@ -30,23 +28,11 @@ def own_sums_of_a_gradient(group, sums):
     return group.all_reduce(sums) if sums.ndim == 1 else sums
 
 
-def as_if_shares_were_equal(group, sums):
-    own = max(1, sums[0]) if sums.ndim == 1 else 1
-    return own * group.all_reduce(sums / own)
-
-
-@pytest.mark.parametrize(
-    "sums, name",
-    [
-        (own_sums_of_a_gradient, "backward_sums_of_one_rank"),
-        (as_if_shares_were_equal, "statistics_of_equal_shares"),
-    ],
-)
-def test_another_program_with_a_known_mistake_has_its_numbers(cluster, monkeypatch, sums, name):
+def test_another_program_with_a_known_mistake_has_its_numbers(cluster, monkeypatch):
     def another_program(model, group):
         trainer = DataParallel(model, group)
         for norm in model.modules(nn.BatchNorm):
-            norm.sum_over_ranks = partial(sums, group)
+            norm.sum_over_ranks = partial(own_sums_of_a_gradient, group)
         return trainer
 
     sound = STRATEGIES["sync_batch_norm"]
@@ -54,7 +40,8 @@ def test_another_program_with_a_known_mistake_has_its_numbers(cluster, monkeypat
     monkeypatch.setitem(STRATEGIES, sound.name, replace(sound, worker=worker))
     case = replace(sound.cases(3)[0], loss=lambda *given, **more: nn.cross_entropy(*given, **more))
     row = equivalence.check(sound.name, case, 3, cluster(3, "thread"))
-    assert f"the numbers are those of {name}: " in row["detail"], row["detail"]
+    said = "the numbers are those of backward_sums_of_one_rank: "
+    assert said in row["detail"], row["detail"]
 
 
 CHECK = """
@@ -85,28 +72,19 @@ def test_a_mistake_of_the_package_itself_is_named(tmp_path, built, words):
     assert words in done.stdout and "f_missing: The" in done.stdout, done.stdout + done.stderr
 
 
-def test_sound_gradients_and_others_that_no_mistake_gives_have_no_name():
+def test_sound_gradients_others_that_no_mistake_gives_and_a_late_answer_have_no_name(monkeypatch):
     want = one_device(CASE)
     assert rerun.known("column", CASE, [want] * 2) is None
     assert rerun.known("column", CASE, [{n: g + 0.1 for n, g in want.items()}] * 2) is None
-
-
-def test_several_mistakes_of_the_same_numbers_are_all_named():
-    words = rerun.in_words(["f_missing", "bias_missing"])
-    assert words.startswith("the numbers are those of f_missing: The gradient that a column")
-    assert ", or of bias_missing: " in words
-
-
-def test_it_ends_in_time(monkeypatch):
     monkeypatch.setattr(rerun, "LIMIT", 0.1)
-    begin = time.monotonic()
-    assert rerun.known("column", CASE, [one_device(CASE)] * 2) is None
-    assert time.monotonic() - begin < 5
+    assert rerun.known("column", CASE, [want] * 2) is None
 
 
 def test_verify_runs_the_register_for_the_first_red_row_of_a_strategy_alone(monkeypatch):
+    sound = equivalence.worker_of(equivalence.find("naive"))
+
     def wrong(group, case, **options):
-        outcome = naive_worker(group, case)
+        outcome = sound(group, case)
         return replace(outcome, gradients={n: g + 0.1 for n, g in outcome.gradients.items()})
 
     asked = []
