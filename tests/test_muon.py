@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Mesh, checkpoint, nn, optim
-from minidist.checkpoint import Saved, parts_of, restore
-from minidist.checkpoint.parts import about
+from minidist import Mesh, nn, optim
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
 from minidist.nn.optim.muon import hidden_matrices, newton_schulz
 from minidist.parallel.trainer import loss_of
-from minidist.parallel.whole_matrices import WholeMatrices, owners_of
+from minidist.parallel.whole_matrices import WholeMatrices
 from minidist.verify.compare import compare
 from minidist.verify.strategies.cases import random_weights
 from tests.strategies import arrays, seeds
@@ -78,24 +76,6 @@ def test_muon_is_nesterov_momentum_made_orthogonal_and_adamw_for_the_rest(scale)
             pieces = zip(*(np.split(x, several, axis=1) for x in (before[name], *own)), strict=True)
             want = np.hstack([plain_muon(p, g, **SQUARE, size=size) for p, *g in pieces])
         np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9, err_msg=name)
-
-
-def test_muon_is_pytorchs_up_to_its_sixteen_bits():
-    torch = pytest.importorskip("torch", reason="the oracle is torch.optim.Muon")
-    if not hasattr(torch.optim, "Muon"):
-        pytest.skip("the oracle is torch.optim.Muon, of PyTorch 2.9 and later")
-    model = nn.Sequential([nn.Linear(6, 9, bias=False, name="layers.0", dtype="float64")])
-    (p,) = model.parameters()
-    twin = torch.nn.Parameter(torch.tensor(p.data.T.copy()))  # [out, in]
-    for scale in ("match_rms_adamw", "original"):
-        ours = optim.Muon(model.parameters(), **SQUARE, scale=scale)
-        theirs = torch.optim.Muon([twin], **SQUARE, adjust_lr_fn=scale)
-        for step in range(3):
-            g = arrays(6, 9, seed=step)
-            p.grad, twin.grad = g, torch.tensor(g.T.copy())
-            ours.step()
-            theirs.step()
-        np.testing.assert_allclose(p.data, twin.detach().numpy().T, atol=0.02 * 3 * 0.6 * 0.05)
 
 
 def test_a_step_on_a_gpu_is_a_step_on_the_host(device):
@@ -185,38 +165,6 @@ def with_a_group_that_lacks_a_rank(group):
 def test_a_part_of_a_matrix_alone_is_refused(cluster, step, message):
     with pytest.raises(RankFailed, match=message):
         cluster(2, "thread").run(step)
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1), st.integers(1, 5))
-def test_owners_share_the_work(shapes, ranks):
-    named = {str(i): shape for i, shape in enumerate(shapes)}
-    owners = owners_of(named, {name: list(range(ranks)) for name in named})
-    work = {n: min(s) ** 2 * (2 * max(s) + min(s)) for n, s in named.items()}
-    busy = [sum(w for n, w in work.items() if owners[n] == r) for r in range(ranks)]
-    assert max(busy) <= sum(work.values()) / ranks + max(work.values())
-
-
-def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(cluster, tmp_path):
-
-    def first(group):
-        zero = Zero(transformer().flatten(group.empty), group, 3)
-        optimizer = optim.Muon(zero.parameters(), **SQUARE, whole=WholeMatrices(group))
-        zero.backward(Batch(TOKENS, TOKENS, step=0))
-        zero.step(optimizer)
-        checkpoint.save(
-            tmp_path, parts_of(zero, optimizer), 1, group, {"optimizer": about(optimizer)}
-        )
-
-    def then(group):
-        hybrid = Hybrid(transformer(), Mesh(group, dp=1, pp=2, tp=2))
-        optimizer = optim.Muon(hybrid.parameters(), **SQUARE, whole=WholeMatrices(group))
-        restore(Saved.newest(tmp_path), hybrid, optimizer)
-        hybrid.backward(Batch(TOKENS, TOKENS, step=1))
-        hybrid.step(optimizer)
-        return hybrid.state()
-
-    cluster(3, "thread").run(first)
-    assert compare(cluster(4, "thread").run(then), one_device()).ok
 
 
 def test_settings_are_checked():

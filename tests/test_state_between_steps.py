@@ -185,40 +185,31 @@ def fragments(group, scale, tau):
     return Trained(local.state, model.load_state, step, model, model.zero_grad)
 
 
-def sharded(group, scale, stage):
+def zero_of(group, stage):
     model = mlp()
-    zero = Zero(model if FLAGS else model.flatten(group.empty), group, stage)
-    optimizer = mixed(sgd(zero.parameters()), group, scale)
-
-    def step(n, by=1.0):
-        zero.accumulate(scaled(loss_of(model, group, n), optimizer.loss_scale * by))
-        zero.step(optimizer)
-
-    return Trained(zero.state, zero.load_state, step, model, shards=zero.parameters)
+    return Zero(model if FLAGS else model.flatten(group.empty), group, stage)
 
 
-def on_a_mesh(group, scale, zero, make=transformer, **axes):
-    hybrid = Hybrid(make(), Mesh(group, **({"dp": 1, "pp": 1, "tp": 1} | axes)), zero=zero)
-    optimizer = mixed(sgd(hybrid.parameters()), group, scale)
-
-    def step(n, by=1.0):
-        hybrid.backward(Batch(*batch(transformer(), n), loss_scale=optimizer.loss_scale * by))
-        hybrid.step(optimizer)
-
-    model = hybrid.pipeline.model
-    return Trained(hybrid.state, hybrid.load_state, step, model, shards=hybrid.parameters)
+def on_a_mesh(group, zero, make=transformer, **axes):
+    return Hybrid(make(), Mesh(group, **({"dp": 1, "pp": 1, "tp": 1} | axes)), zero=zero)
 
 
-def pipelined(group, scale):
-    pipe = Pipeline(mlp(), group)
-    optimizer = mixed(sgd(pipe.parameters()), group, scale)
+def by_trainer(build, **options):
+    """Return (group, scale) -> Trained, by a trainer of the package: build(group, **options)."""
 
-    def step(n, by=1.0):
-        pipe.backward(Batch(*batch(pipe, n), loss_scale=optimizer.loss_scale * by))
-        optimizer.step()
-        optimizer.zero_grad()
+    def begun(group, scale):
+        trainer = build(group, **options)
+        model = trainer.pipeline.model if isinstance(trainer, Hybrid) else trainer.model
+        optimizer = mixed(sgd(trainer.parameters()), group, scale)
 
-    return Trained(pipe.state, pipe.load_state, step, pipe.model)
+        def step(n, by=1.0):
+            data = batch(transformer() if isinstance(trainer, Hybrid) else model, n)
+            trainer.backward(Batch(*data, loss_scale=optimizer.loss_scale * by))
+            trainer.step(optimizer)
+
+        return Trained(trainer.state, trainer.load_state, step, model, shards=trainer.parameters)
+
+    return begun
 
 
 def streamed(group, scale, scheme, copies=False):
@@ -246,12 +237,12 @@ SCALED = SKIPPING | {
     "Adam": partial(replicas, rule=partial(optim.Adam, lr=0.01)),
     "momentum": partial(replicas, rule=partial(optim.SGD, lr=0.1, momentum=0.9)),
     "momentum, orthogonal": partial(replicas, rule=partial(optim.Muon, lr=0.01)),
-    **{f"zero_{stage}": partial(sharded, stage=stage) for stage in (1, 2, 3)},
-    **{f"hybrid, zero {z}": partial(on_a_mesh, zero=z, dp=RANKS) for z in (0, 1, 2, 3)},
-    "hybrid, biases of routers": partial(on_a_mesh, zero=0, make=experts, dp=RANKS),
-    "hybrid, tp": partial(on_a_mesh, zero=0, tp=RANKS),
-    "hybrid, pp": partial(on_a_mesh, zero=0, pp=RANKS),
-    "pipeline": pipelined,
+    **{f"zero_{stage}": by_trainer(zero_of, stage=stage) for stage in (1, 2, 3)},
+    **{f"hybrid, zero {z}": by_trainer(on_a_mesh, zero=z, dp=RANKS) for z in (0, 1, 2, 3)},
+    "hybrid, biases of routers": by_trainer(on_a_mesh, zero=0, make=experts, dp=RANKS),
+    "hybrid, tp": by_trainer(on_a_mesh, zero=0, tp=RANKS),
+    "hybrid, pp": by_trainer(on_a_mesh, zero=0, pp=RANKS),
+    "pipeline": by_trainer(lambda group: Pipeline(mlp(), group)),
 }
 OTHERS = {
     **{f"local SGD {every}": partial(rounds, diloco=False, every=every) for every in (1, 3)},

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
@@ -12,7 +12,7 @@ from minidist.nn.datasets import shard
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import check, gradients
 from minidist.verify.strategies import INPUT, Case, collect, one_device
-from tests.strategies import arrays, mlps, seeds, transformers
+from tests.strategies import arrays, mlps, seeds
 
 
 def mlp_case(drawn, examples, seed, loss=nn.cross_entropy):
@@ -58,19 +58,6 @@ def test_any_batch_of_an_mlp(
 ):
     """Layers have 2 elements and more: some have fewer than there are ranks."""
     case = mlp_case(drawn, examples, seed, loss)
-    assert_equals_one_device(cluster, strategy, case, size, data, micro_batches)
-
-
-@pytest.mark.parametrize("strategy", ["naive", "bucketed", "zero_2", "zero_3"])
-@settings(max_examples=6)
-@given(model=transformers(), data=st.data(), **splits)
-def test_any_batch_of_a_transformer_tied_or_not_with_dropout_or_without(
-    cluster, strategy, model, data, seed, size, examples, micro_batches
-):
-    assume(strategy != "zero_3" or not model.layers[-1].tied)
-    shape = (2, examples, model.context)
-    tokens, targets = np.random.default_rng(seed).integers(0, model.vocab, shape)
-    case = Case("drawn", model, tokens, targets, seed=seed)
     assert_equals_one_device(cluster, strategy, case, size, data, micro_batches)
 
 

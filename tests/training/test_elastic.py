@@ -30,12 +30,9 @@ SETTINGS = Settings(steps=60, batch=8, context=8, width=16, dropout=0.1, micro_b
     "mesh, ranks, fewer",
     [
         ({"dp": 4}, 3, "dp=3"),
-        ({"dp": 2, "tp": 2}, 3, "dp=1, tp=2"),
         ({"pp": 4, "depth": 4}, 3, "dp=1, pp=3"),
-        ({"tp": 4}, 3, "dp=1, tp=2"),
         ({"dp": 2, "pp": 2, "tp": 2}, 7, "dp=1, pp=2, tp=2"),
         ({"dp": 4, "ep": 4, "experts": 4}, 3, "dp=3, ep=3"),
-        ({"cp": 3}, 1, "dp=1"),
         ({"tp": 4, "heads": 12, "width": 24, "model": "llama", "kv_heads": 4}, 3, "dp=1, tp=2"),
     ],
     ids=str,

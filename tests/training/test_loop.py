@@ -14,7 +14,6 @@ from minidist.nn.datasets import Batch, Text
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
 from minidist.training.settings import Settings
-from minidist.training.setup import examples_of
 from minidist.verify.certificate import certify
 from minidist.verify.compare import compare
 from tests.strategies import SYNCHRONOUS, fitting, gradients
@@ -75,26 +74,6 @@ def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeyp
     found = norms_on(2, 2, 1)
     assert len(found) == 4 and len(want) == 3
     np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
-
-
-def test_without_shuffling_every_epoch_has_the_order_of_the_data(cluster, monkeypatch):
-    """400 characters are 49 windows of 8 and what each predicts: 25 in a batch, then 24."""
-    seen = []
-
-    backward = DataParallel.backward
-
-    def noted(self, batch):
-        seen.append(batch.examples)
-        return backward(self, batch)
-
-    monkeypatch.setattr(DataParallel, "backward", noted)
-    for shuffle in (True, False):
-        settings = Settings(steps=4, batch=25, context=8, width=8, depth=1, shuffle=shuffle)
-        cluster(1, "thread").run(train, FIVE, settings)
-    orders = [np.concatenate(seen[i : i + 2]) for i in range(0, 8, 2)]
-    everything = list(range(len(examples_of(FIVE, settings)[0])))
-    assert [order.tolist() == everything for order in orders] == [False, False, True, True]
-    assert all(sorted(order) == everything for order in orders)
 
 
 def padded_gradients(group, targets):

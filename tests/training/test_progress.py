@@ -11,7 +11,6 @@ from minidist.comm import run
 from minidist.comm.communicator import Ledger
 from minidist.nn.datasets import Text
 from minidist.training.loop import train, warm_up_and_decay
-from minidist.training.servers import train_with_servers
 from minidist.training.settings import Settings
 from minidist.training.setup import HEAD, Progress, rows_of
 
@@ -61,18 +60,6 @@ def test_a_log_has_the_loss_the_rate_and_what_rank_0_has_sent(tmp_path, mesh):
     assert column(log, "step") == [1, 2, 3, 4, 5, 6] and min(column(log, "seconds")) > 0
     assert {row["rank"] for row in table(log)} == {"0"}
     assert sum(column(log, "bytes_sent")) == sent and (sent > 0) == (settings.ranks > 1)
-
-
-def test_with_servers_the_first_worker_logs_the_loss_of_its_parts(tmp_path):
-    log, settings = tmp_path / "log.csv", replace(SMALL, dp=3, dropout=0.0)
-    settings = replace(settings, servers=1, staleness=0)
-    served = run(train_with_servers, 3, TEXT, settings, None, log, transport="thread")
-    parts = column(log, "loss")
-    assert abs(parts[0] - served[0].losses[0]) < 0.3 and parts != served[0].losses
-    assert [(row["lr"], row["rank"]) for row in table(log)] == [("", "1")] * 6
-    one = replace(settings, dp=2)  # whose parts are whole batches
-    served = run(train_with_servers, 2, TEXT, one, None, log, transport="thread")
-    np.testing.assert_allclose(column(log, "loss"), served[0].losses, rtol=1e-6)
 
 
 @pytest.mark.parametrize("at, grown", [(2, False), (4, True)])

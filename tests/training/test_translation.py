@@ -193,25 +193,6 @@ def test_a_number_is_judged_by_the_rules(direction, data, writes):
     assert str(wrong) == f"{source(1022)} -> {target(1021)}  (wrong: it is {target(1022)})"
 
 
-def test_two_translators_are_judged_in_both_directions_and_there_and_back(capsys, tmp_path):
-    saved = ["--checkpoint", str(tmp_path)]
-    more = "--reconstruction 0.5 --steps 3 --direction zh-en --sample 1".split()
-    assert main([*COMMAND, *more, *saved]) == 0
-    *_, first, a, second, b, trip, certificate, _ = capsys.readouterr().out.splitlines()
-    right = r"exactly right: 0 of 2,000 held-out numbers \(0.00%\), "
-    assert re.fullmatch(right + "zh-en", first) and re.fullmatch(right + "en-zh", second)
-    assert re.match("  [^a-z]+ -> .* it is ", a) and re.match("  [a-z -]+ -> .* it is ", b)
-    assert trip == "come back as they were: 0 of 2,000 held-out numbers (0.00%), zh-en, then en-zh"
-    assert certificate.startswith("certificate: ok. 2 ranks against one device, in float64, all 86")
-    assert main(["translate", *saved, "twenty-one", "二十", "7", "none"]) == 2
-    printed = capsys.readouterr()
-    sources, ends = zip(*(line.split(" -> ") for line in printed.out.splitlines()), strict=True)
-    assert sources == ("twenty-one", "二十", "七")  # of digits it reads its own language
-    for end, right in zip(ends, ("二十一", "twenty", "seven"), strict=True):
-        assert end.endswith(f"  (wrong: it is {right})")
-    assert printed.err.startswith("minidist: the character 'n' of 'none' is none of the 14 that")
-
-
 @pytest.mark.parametrize("by", ["words", "characters"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_translator_that_knows_more_of_the_words_reads_them(direction, by):
@@ -282,24 +263,6 @@ def test_a_text_that_it_cannot_read_is_one_line(capsys, folder):
     ]:
         said = refused(capsys, "translate", "--checkpoint", folder, text)
         assert said.startswith(message)
-
-
-def test_a_beam_is_as_wide_as_it_is_asked_for(capsys, folder, monkeypatch):
-    beams = []
-
-    def written(model, sources, beam=1):
-        beams.append(beam)
-        return np.full((len(sources), model.target_length), END)
-
-    monkeypatch.setattr(decoding, "translate", written)
-    command = ["translate", "one", "two", "--checkpoint", folder]
-    for options in [], ["--beam", "3"], ["--beam", "1000"]:
-        assert main([*command, *options]) == 0
-    assert beams == [1, 1, 3, 3, 1000, 1000]
-    capsys.readouterr()
-    with pytest.raises(SystemExit, match="2"):
-        main([*command, "--beam", "1001"])
-    assert "'1001' is too large; at most 1,000: all beginnings" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):
