@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidist import datasets
-from minidist.nn.datasets import Sampler, batch
+from minidist.nn.datasets import Sampler
 
 
 def test_shards_are_neighbours_of_nearly_equal_size_larger_first():
@@ -24,10 +26,12 @@ def deal(examples, batch, size=1, micro_batches=1, seed=0, epoch=0):
     return list(zip(*ranks, strict=True))
 
 
-GRID = list(itertools.product([1, 5, 8], [1, 3, 8, 20], [1, 2, 3, 9], [1, 2, 5]))
-
-
-@pytest.mark.parametrize(("examples", "batch", "size", "micro_batches"), GRID)
+@given(
+    examples=st.integers(1, 9),
+    batch=st.integers(1, 20),
+    size=st.integers(1, 9),
+    micro_batches=st.integers(1, 5),
+)
 def test_every_example_comes_exactly_once_per_epoch(examples, batch, size, micro_batches):
     batches = deal(examples, batch, size, micro_batches)
     whole = deal(examples, batch)
@@ -59,24 +63,10 @@ def test_iteration_goes_on_from_epoch_to_epoch():
     assert [share.examples.tolist() for share in shares] == order() + order(epoch=1)
 
 
-@pytest.mark.parametrize("name", ["examples", "batch", "size", "micro_batches"])
-def test_a_sampler_deals_one_or_more_of_everything(name):
-    options = {"examples": 3, "batch": 2} | {name: 0}
-    with pytest.raises(ValueError, match=rf"{name}=0.*must be 1 or more"):
-        Sampler(**options)
-
-
-@pytest.mark.parametrize("rank", [-1, 2])
-def test_a_sampler_needs_a_rank_of_its_size(rank):
-    with pytest.raises(ValueError, match=f"rank {rank} is no rank of 2; use 0 to 1"):
-        Sampler(3, 2, rank=rank, size=2)
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("size", "micro_batches"), [(1, 1), (3, 2)])
-def test_a_sampler_goes_on_after_every_batch(size, micro_batches, shuffle):
-    for rank in range(size):
-        sampler = Sampler(11, 4, 5, rank, size, micro_batches, shuffle)
+def test_a_sampler_goes_on_after_every_batch(shuffle):
+    for rank in range(3):
+        sampler = Sampler(11, 4, 5, rank, 3, 2, shuffle)
         whole = list(itertools.islice(sampler, 10))  # three epochs and a batch
         for first in range(len(whole)):
             rest = itertools.islice(sampler.after(first), len(whole) - first)
@@ -98,18 +88,16 @@ def test_other_ranks_with_other_batches_go_on_after_any_example(batch, size):
         assert dealt == order[done:].tolist()
 
 
-def test_going_on_draws_no_epoch_that_is_over(monkeypatch):
-    drawn, draw = [], batch.generator
-    monkeypatch.setattr(batch, "generator", lambda *key: drawn.append(key) or draw(*key))
-    next(Sampler(11, 4, 5).after(3 * 10**9 + 2))
-    assert drawn == [(5, f"epoch {10**9}")]
-
-
-def test_a_sampler_cannot_go_on_before_the_first_batch():
-    with pytest.raises(ValueError, match="cannot go on after -1 examples; use 0 or more"):
-        Sampler(3, 2).after(-1)
-
-
 def test_without_shuffling_every_epoch_has_the_order_given():
     shares = itertools.islice(Sampler(5, 2, shuffle=False), 6)
     assert [share.examples.tolist() for share in shares] == 2 * [[0, 1], [2, 3], [4]]
+
+
+def test_what_cannot_be_dealt_is_refused():
+    for call, message in [
+        (lambda: Sampler(3, 0), "batch=0.*must be 1 or more"),
+        (lambda: Sampler(3, 2, rank=2, size=2), "rank 2 is no rank of 2; use 0 to 1"),
+        (lambda: Sampler(3, 2).after(-1), "cannot go on after -1 examples; use 0 or more"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
