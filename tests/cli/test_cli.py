@@ -24,18 +24,21 @@ from minidist.cli.train import TrainCommand
 from minidist.comm import run
 from minidist.observe import measure_pipeline, style, timeline
 from minidist.observe.bench import steps
-from minidist.observe.bench.table import line
+from minidist.observe.bench.table import line as row_as_text
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
 from minidist.training.kinds import NUMBERS
+from minidist.training.presets import ALONE, PRESETS, chosen, mesh_of
 from minidist.training.settings import OF_SERVERS, Settings
 from minidist.verify import certificate, equivalence
 from minidist.verify.certificate import replay
+from minidist.verify.strategies import STRATEGIES
 from tests.chrome_traces import check_chrome_trace
 from tests.comm.test_cluster import group_gone
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
 TINY += ["--depth", "1", "--sample", "20"]
+slow = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -63,87 +66,50 @@ def test_train_prints_losses_the_bigram_entropy_a_sample_and_the_certificate():
     assert float(re.search(r"largest gradient difference (\S+);", done.stdout).group(1)) < 1e-9
 
 
-def test_the_error_of_a_loss_that_is_not_finite_is_alone():
-    command = [sys.executable, "-m", "minidist", "train", *TINY, "--ranks", "2", "--lr", "1e9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    *steps, error = done.stderr.splitlines()
-    assert re.fullmatch(r"minidist: the loss is (nan|inf) at step \d; use a lower lr", error)
-    assert all(line.startswith("step ") for line in steps)
-
-
-@pytest.mark.parametrize("more, curves", [("", 2), ("--servers 1", 1)])
-def test_train_plots_loss_and_learning_rate(capsys, tmp_path, monkeypatch, more, curves):
+def test_train_plots_loss_and_learning_rate(capsys, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     drawn = []
     monkeypatch.setattr(style.pyplot(), "close", drawn.append)
-    path, arguments = tmp_path / "run.png", ["--transport", "thread", "--ranks", "2", *TINY]
-    assert main(["train", *arguments, "--plot", str(path), *more.split()]) == 0
+    path = tmp_path / "run.png"
+    assert main(["train", "--transport", "thread", "--ranks", "2", *TINY, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert f"loss and learning rate: {path}\n" in capsys.readouterr().out
     (figure,) = drawn
     labels = [axes.get_ylabel() for axes in figure.axes]
-    assert labels == ["loss (nats per character)", "learning rate"][:curves]
+    assert labels == ["loss (nats per character)", "learning rate"]
     assert figure.axes[-1].get_xlabel() == "step"
     assert all(len(axes.lines[0].get_xdata()) == 3 for axes in figure.axes)
 
 
-MISSING = "No such file or directory; use a folder of yours"
-
-
-@pytest.mark.parametrize(
-    "more, error",
-    [
-        ("--plot run.txt", "a plot is a file *.png, *.pdf, *.svg, not 'run.txt'"),
-        ("--plot no/run.png", "cannot write 'no/run.png': there is no folder 'no'"),
-        ("--plot /proc/run.png", "cannot write '/proc/run.png': {}"),
-        ("--checkpoint /proc/a/b", "cannot write to the folder /proc/a/b: {}"),
-        ("--checkpoint /proc/a --servers 1 --ranks 2", "cannot write to the folder /proc/a: {}"),
-        ("--plot run.png", "the figures need matplotlib: pip install 'minidist[lessons]'"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_training(
-    capsys, tmp_path, monkeypatch, more, error
-):
+def test_a_file_that_cannot_be_written_is_refused_before_training(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("minidist.cli.train.run_on_ranks", None)
-    assert main(["train", "--transport", "thread", *TINY, *more.split()]) == 2
-    assert capsys.readouterr().err == f"minidist: {error.format(MISSING)}\n"
+    missing = "No such file or directory; use a folder of yours"
+    for more, error in [
+        ("--plot run.txt", "a plot is a file *.png, *.pdf, *.svg, not 'run.txt'"),
+        ("--plot no/run.png", "cannot write 'no/run.png': there is no folder 'no'"),
+        ("--plot run.png", "the figures need matplotlib: pip install 'minidist[lessons]'"),
+        ("--checkpoint /proc/a", f"cannot write to the folder /proc/a: {missing}"),
+        (
+            "--checkpoint /proc/a --servers 1 --ranks 2",
+            f"cannot write to the folder /proc/a: {missing}",
+        ),
+    ]:
+        assert main(["train", "--transport", "thread", *TINY, *more.split()]) == 2
+        assert capsys.readouterr().err == f"minidist: {error}\n"
 
 
-def test_train_learns(capsys):
-    arguments = ["--ranks", "2", "--transport", "thread", "--steps", "60", "--width", "32"]
-    assert main(["train", *arguments, "--sample", "0", "--dropout", "0.1", "--tied"]) == 0
-    first, last = re.search(r"loss (\S+) -> (\S+) nats", capsys.readouterr().out).groups()
-    assert float(last) < 3.4 < 4.0 < float(first)
-
-
-@pytest.mark.parametrize("mesh", ["--ranks 3", "--pp 2 --tp 2 --micro-batches 2", "--cp 2"])
-def test_train_trains_a_llama(capsys, mesh):
-    more = f"--model llama --kv-heads 1 --transport thread {mesh}".split()
-    assert main(["train", *TINY, *more]) == 0
-    out = capsys.readouterr().out
-    assert "certificate: ok" in out and "all 10 parameters" in out
-
-
-@pytest.mark.parametrize(
-    "mesh", ["--ranks 3", "--pp 2 --tp 2 --micro-batches 2", "--dp 2 --zero 1 --micro-batches 1"]
-)
-def test_train_with_muon_has_one_loss_on_every_mesh(capsys, mesh):
-    losses = []
-    for own in ("--ranks 1", mesh):
-        more = f"--optimizer muon --transport thread {own}".split()
-        assert main(["train", *TINY, *more]) == 0
-        losses += re.findall(r"loss [\d.]+ -> ([\d.]+) nats", capsys.readouterr().out)
-    assert losses[0] == losses[1] and len(losses) == 2
-
-
-def test_train_on_a_file(tmp_path, capsys):
+def test_train_learns_a_file(capsys, tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("Die Wörter, die wir lernen. " * 20, encoding="utf-8")
-    assert main(["train", "--text", str(path), "--transport", "thread", "--ranks", "3", *TINY]) == 0
-    assert f"{path}: 560 characters" in capsys.readouterr().out
+    path.write_text("Die Wörter, die wir lernen. " * 200, encoding="utf-8")
+    arguments = ["--ranks", "2", "--transport", "thread", "--steps", "40", "--width", "32"]
+    arguments += ["--text", str(path), "--context", "16", "--sample", "0"]
+    assert main(["train", *arguments, "--dropout", "0.1", "--tied"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{path}: 5,600 characters" in printed
+    first, last = re.search(r"loss (\S+) -> (\S+) nats", printed).groups()
+    assert float(last) < 2 < 2.5 < float(first)
 
 
 DIGITS = ["train", "--data", "digits", "--transport", "thread"]
@@ -184,36 +150,43 @@ def test_a_progress_bar_shows_in_a_terminal():
     assert b"3/3" in shown and b"loss=" in shown
 
 
-ON_MESHES = [
-    ("--tied", "--dp 2 --pp 2 --tp 2", "2 x 2 x 2 (data, pipeline, tensor), for"),
+ON_MESHES = [  # options of the model, the mesh, its ranks, and how the command shows it
     (
-        "",
-        "--dp 2 --pp 2 --tp 2 --zero 3",
-        "2 x 2 x 2 (data, pipeline, tensor), ZeRO stage 3, for",
+        "--tied --dropout 0.1",
+        "--dp 2 --pp 2 --tp 2 --zero 0",
+        8,
+        "2 x 2 x 2 (data, pipeline, tensor), for",
     ),
     (
-        "--tied --experts 4",
+        "--model llama --kv-heads 1 --optimizer muon",
+        "--dp 2 --pp 2 --zero 1",
+        4,
+        "2 x 2 x 1 (data, pipeline, tensor), ZeRO stage 1, for",
+    ),
+    (
+        "--tied --experts 4 --dropout 0.1",
         "--dp 2 --cp 2 --tp 2 --ep 2 --zero 1",
+        8,
         "2 x 1 x 2 x 2 (data, pipeline, context, tensor), experts over 2, ZeRO stage 1, for",
     ),
 ]
 
 
-@pytest.mark.parametrize("model, mesh, shown", ON_MESHES)
-def test_train_on_a_mesh_learns_what_one_rank_learns(capsys, model, mesh, shown):
-    """The losses, the text's model and the certificate; eight ranks on three axes or more."""
+@pytest.mark.parametrize("model, mesh, ranks, shown", ON_MESHES)
+def test_train_on_a_mesh_learns_what_one_rank_learns(capsys, model, mesh, ranks, shown):
+    """The losses, the text's model and the certificate."""
     outputs = []
-    for ranks in ("--ranks 1", mesh):
-        more = f"--transport thread --dropout 0.1 --batch 3 --micro-batches 2 {model}"
-        assert main(["train", *TINY, *more.split(), *ranks.split()]) == 0
+    for own in ("--ranks 1", mesh):
+        more = f"--transport thread --batch 3 --micro-batches 2 {model} {own}"
+        assert main(["train", *TINY, *more.split()]) == 0
         outputs.append(capsys.readouterr().out)
-    assert f"8 ranks, {shown} batches of 3 windows" in outputs[1]
-    assert "certificate: ok. 8 ranks against one device" in outputs[1]
+    assert f"{ranks} ranks, {shown} batches of 3 windows" in outputs[1]
+    assert f"certificate: ok. {ranks} ranks against one device" in outputs[1]
     one, mesh = (re.search(r"loss .* nats/character\n.*\n\n(.|\n)*\n\n", o) for o in outputs)
     assert one.group() == mesh.group()
 
 
-@pytest.mark.parametrize("more", [["--push-every", "2"], ["--sparse"], ["--quorum", "2"]])
+@pytest.mark.parametrize("more", [["--sparse"], ["--quorum", "2"]])
 def test_train_with_servers_replays_certifies_and_saves(capsys, tmp_path, more):
     folder = str(tmp_path / "run")
     arguments = ["train", "--transport", "thread", *TINY, "--checkpoint", folder]
@@ -249,23 +222,13 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "command, file, function",
     [
-        ("train --steps 2", "data_parallel/naive.py", "all_reduce_gradients"),
-        ("timeline", "planning/simulator.py", "simulate"),
+        ("train --steps 2", "data_parallel/naive.py", "all_reduce_gradients"),  # on a rank
         ("lab list", "course/lab.py", "labs"),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in [
-                ("train", "nn/datasets/texts.py", "text"),
                 ("verify --strategy naive", "verify/equivalence.py", "verify"),
-                ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
                 ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
-                (
-                    "lab grade . --lab autograd --format gradescope",
-                    "course/submissions.py",
-                    "handed_in",
-                ),
-                ("mutants --show no_all_reduce", "course/mutants.py", "load"),
-                ("bench", "observe/bench/steps.py", "rows"),
                 ("plan --profile", "observe/profile.py", "profile_and_run"),
             ]
         ),
@@ -315,89 +278,19 @@ def test_debug_shows_the_traceback_of_wrong_input(capsys, monkeypatch, arguments
     assert ("Traceback" in short) == ("--debug" in arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train", "--ranks", "0"],
-        ["train", "--steps", "x"],
-        ["train", "--schedule", "magic"],
-        ["train", "--pp", "2", "--schedule", "pipedream"],
-        ["train", "--transport", "pigeon"],
-        ["train", "--strategy", "magic"],
-        ["train", "--data", "numbers", "--direction", "en-fr"],
-        ["translate", "one"],
-        ["translate", "--checkpoint", ".", "--beam", "0"],
-        ["verify", "--strategy", "magic"],
-        ["timeline", "--schedule", "magic"],
-        ["dance"],
-        ["--dance"],
-        ["bench", "-q"],
-        ["timeline", "--pp", "0"],
-        ["timeline", "--forward", "-1"],
-        ["timeline", "--forward", "1e9"],
-        ["timeline", "--latency", "1/0"],
-        ["timeline", "--latency", "1,2"],
-        ["plan", "--profile", "--bandwidth", "0"],
-    ],
-)
-def test_wrong_arguments_are_two_lines_the_second_of_which_names_the_help(capsys, arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    error, remedy = capsys.readouterr().err.splitlines()
-    assert caught.value.code == 2 and re.match("minidist[a-z ]*: ", error)
-    assert re.fullmatch(r"`minidist[a-z ]* --help` describes what it takes", remedy)
+def test_the_help_of_a_command_ends_with_three_examples_which_it_takes():
+    for command in cli.COMMANDS:
+        parser = cli.parser_of(command)
+        lines = parser.format_help().partition("\nexamples:\n")[2].splitlines()
+        assert len(lines) == 3
+        for words in map(shlex.split, lines):
+            words = words[words.index("minidist") :]
+            assert words[:2] == ["minidist", command]
+            given = parser.parse_args(words[2:])
+            assert given.command_type.made_of(given).run
 
 
-@pytest.mark.parametrize(
-    "line, meant",
-    [
-        ("trian", "train"),
-        ("train --rank 2", "--ranks"),
-        ("--debgu train", "--debug"),
-        ("train --micro_batches=2", "--micro-batches"),
-        ("train --schedule Gpip", "gpipe"),
-        ("timeline zbv", "zb_v"),
-        ("verify --strategy zero3", "zero_3"),
-        ("verify naive", "--strategy naive"),
-        ("lab tset", "test"),
-        ("lab test answers --secnods 3", "--seconds"),
-        ("bench pipelines", "pipeline"),
-    ],
-)
-def test_a_name_that_is_not_known_has_the_nearest_one_in_its_error(capsys, line, meant):
-    with pytest.raises(SystemExit):
-        main(line.split())
-    assert f"; did you mean {meant}?" in capsys.readouterr().err
-
-
-def test_the_beginning_of_an_option_is_no_option(capsys):
-    with pytest.raises(SystemExit):
-        main(["timeline", "--micro", "2"])
-    assert "unknown option --micro; did you mean --micro-batches?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_the_help_of_a_command_ends_with_three_examples_which_it_takes(command):
-    parser = cli.parser_of(command)
-    lines = parser.format_help().partition("\nexamples:\n")[2].splitlines()
-    assert len(lines) == 3
-    for words in map(shlex.split, lines):
-        words = words[words.index("minidist") :]
-        assert words[:2] == ["minidist", command]
-        given = parser.parse_args(words[2:])
-        assert given.command_type.made_of(given).run
-
-
-def test_a_schedule_is_named_without_an_option_too(capsys):
-    assert main(["timeline", "zb_h1"]) == main(["timeline", "--schedule", "zb_h1"]) == 0
-    one, other = capsys.readouterr().out.split("zb_h1: 4 ranks")[1:]
-    assert one == other
-
-
-def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
-    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    own = {cli.MODULES.get(command, command) for command in cli.COMMANDS}
-    assert modules == {*own, "__init__", "options"}
+def test_every_command_has_a_line_in_the_help(capsys):
     assert main([]) == 2
     printed = capsys.readouterr().out
     for command, words in cli.COMMANDS.items():
@@ -483,18 +376,11 @@ def spy(make, devices):
     return call
 
 
-def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
-    names = ["--strategy", "naive", "--strategy", "gpipe"]
-    assert main(["verify", "--transport", "thread", *names]) == 0
+def test_verify_prints_rows(capsys):
+    assert main(["verify", "--transport", "thread", "--strategy", "naive"]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert sum(row.startswith("ok   naive") for row in rows) == 28
-    assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
-    assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    fields = {"strategy", "ranks", "error", "bytes", "bytes_formula", "ok", "promise"}
-    assert {row["ranks"] for row in rows} == {1, 2, 3, 4} and all(
-        fields <= set(row) for row in rows
-    )
+    assert len(rows) == sum(row.startswith("ok   naive") for row in rows) == 28
+    assert re.fullmatch(r"28 rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
 
 
 def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, monkeypatch):
@@ -502,7 +388,7 @@ def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, mon
     row |= {"bytes": 8, "bytes_formula": 8}
     rows = [row | {"strategy": name, "ok": name == "naive"} for name in ("naive", "row", "row")]
     monkeypatch.setattr(equivalence, "verify", lambda names, sizes, transport, device: rows)
-    assert main(["verify"]) == 1
+    assert main(["verify", "--strategy", "row"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
 
 
@@ -564,8 +450,6 @@ def test_plan_compares_published_runs(capsys):
     assert head.split()[:2] == ["run", "seconds"] and len(rows) == 21
     assert last.startswith("21 runs: predicted / measured 0.")
     assert experts.startswith("DeepSeek-V3 on 2,048") and "36.63" in experts
-    assert main(["plan", "--published", "--json", "--efficiency", "0.5"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 21
 
 
 @pytest.mark.slow
@@ -576,23 +460,23 @@ def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
     wanted = ["machine", *(n for n, (f, _) in steps.STEPS.items() for _ in steps.AIMS[f])]
     assert [row["name"] for row in rows] == wanted
     assert all(row["ratio"] or row["note"] for row in rows)
-    assert all(" ms" in line(row) for row in rows[1:])
+    assert all(" ms" in row_as_text(row) for row in rows[1:])
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
-    assert main(["timeline", "--schedule", schedule, "--pp", "2", "--micro-batches", "4"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{schedule}: 2 ranks, 4 micro-batches\n\nunits  |0")
-    simulation = simulate(programs(schedule, 2, 4), update=1)
-    assert timeline.text(simulation.timeline) in printed
-    assert re.search(rf"^makespan     {float(simulation.makespan):g} units$", printed, re.M)
-    assert re.search(r"^bubble       \d+\.\d% of ranks x makespan is idle$", printed, re.M)
-    assert re.search(r"^span bubble  \d+\.\d%, counted from each rank's own", printed, re.M)
-    assert re.search(r"^peak stash   \d\S* \d\S*: per rank, the most forward passes", printed, re.M)
-    with pytest.raises(SystemExit):
-        main(["timeline", "--help"])
-    assert schedule in capsys.readouterr().out
+def test_timeline_draws_every_schedule_and_says_its_numbers(capsys):
+    for schedule in SCHEDULES:
+        assert main(["timeline", schedule, "--pp", "2", "--micro-batches", "4"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{schedule}: 2 ranks, 4 micro-batches\n\nunits  |0")
+        simulation = simulate(programs(schedule, 2, 4), update=1)
+        assert timeline.text(simulation.timeline) in printed
+        for line in (
+            rf"makespan     {float(simulation.makespan):g} units$",
+            r"bubble       \d+\.\d% of ranks x makespan is idle$",
+            r"span bubble  \d+\.\d%, counted from each rank's own",
+            r"peak stash   \d\S* \d\S*: per rank, the most forward passes",
+        ):
+            assert re.search(f"^{line}", printed, re.M), (schedule, line)
 
 
 def test_timeline_takes_times_exactly_and_per_stage(capsys):
@@ -605,7 +489,7 @@ def test_timeline_takes_times_exactly_and_per_stage(capsys):
     assert main(["timeline", "--pp", "2", "--overhead", "1"]) == 0
 
 
-def test_timeline_searches_an_order_for_the_times_it_is_given(capsys, tmp_path):
+def test_timeline_searches_an_order_for_the_times_it_is_given(capsys):
     small = ["timeline", "--schedule", "zb_auto", "--pp", "3", "--micro-batches", "4"]
     for more, makespan, peak in (
         (["--latency", "1"], "17", "4 4 4"),
@@ -615,10 +499,6 @@ def test_timeline_searches_an_order_for_the_times_it_is_given(capsys, tmp_path):
         assert main([*small, *more]) == 0
         printed = capsys.readouterr().out
         assert f"makespan     {makespan} units" in printed and f"stash   {peak}:" in printed
-    file = tmp_path / "own.txt"
-    write(programs("zb_auto", 2, 2), file)
-    assert main(["timeline", "--program", str(file), "--memory", "2"]) == 2
-    assert "leave --memory out" in capsys.readouterr().err
 
 
 def test_timeline_adds_the_sums_of_gradients_if_it_knows_how_long_they_take(capsys):
@@ -629,9 +509,9 @@ def test_timeline_adds_the_sums_of_gradients_if_it_knows_how_long_they_take(caps
     assert re.search(r"^rank 0 sums \.+r#+\.+R#+$", printed, re.M)
 
 
-@pytest.mark.parametrize("ending", ["txt", "json", "png", "pdf", "svg"])
+@pytest.mark.parametrize("ending", ["txt", "json", "svg"])
 def test_timeline_writes_a_file_as_its_ending_says(capsys, tmp_path, ending):
-    if ending not in ("txt", "json"):
+    if ending == "svg":
         pytest.importorskip("matplotlib")
     path = tmp_path / f"picture.{ending}"
     arguments = ["--schedule", "interleaved", "--chunks", "2", "--out", str(path)]
@@ -659,17 +539,13 @@ def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(caps
     assert {"F0", "send", "recv"} <= {e["name"] for e in trace["traceEvents"]}
 
 
-slow = pytest.mark.slow
-
-
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize(
     "command, after",
     [
-        ("train --steps 100000", 0.3),
-        ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
+        ("train --steps 100000 --dp 2 --pp 2", 0.3),
         pytest.param("timeline --measured --pp 2 --micro-batches 200", 0.3, marks=slow),
-        *[pytest.param("train --steps 100000", after, marks=slow) for after in (0.0, 1.0)],
+        pytest.param("train --steps 100000", 0.0, marks=slow),
     ],
 )
 def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
@@ -722,26 +598,24 @@ def test_ctrl_c_is_exit_status_130_wherever_it_comes(tmp_path, run):
     assert (done.returncode, done.stderr) == (130, message)
 
 
-COMMANDS = {
-    "timeline --pp 2 --micro-batches 2": "makespan",
-    "mutants --show no_all_reduce": "all_reduce",
-    f"train --ranks 2 {' '.join(TINY)}": "certificate: ok",
-}
-
-
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
-    "closed", [*(pytest.param(c, marks=slow) for c in (">&-", "2>&-", "<&-")), "<&- >&- 2>&-"]
+    "command, closed, words",
+    [
+        ("timeline --pp 2 --micro-batches 2", ">&-", "makespan"),
+        ("timeline --pp 2 --micro-batches 2", "2>&-", "makespan"),
+        (f"train --ranks 2 {' '.join(TINY)}", "<&- >&- 2>&-", "certificate: ok"),
+        pytest.param(f"train --ranks 2 {' '.join(TINY)}", "<&-", "certificate: ok", marks=slow),
+    ],
 )
-@pytest.mark.parametrize("command", COMMANDS)
-def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed):
-    words = [sys.executable, "-W", "error", "-m", "minidist", *command.split()]
+def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed, words):
+    started = [sys.executable, "-W", "error", "-m", "minidist", *command.split()]
     done = subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=100
+        ["sh", "-c", f'"$@" {closed}', "sh", *started], capture_output=True, text=True, timeout=100
     )
     shown = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
     assert (done.returncode, shown) == (0, [])
-    assert (COMMANDS[command] in done.stdout) == (">&-" not in closed.split())
+    assert (words in done.stdout) == (">&-" not in closed.split())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
@@ -752,11 +626,10 @@ def test_an_error_is_not_printed_among_the_output_where_there_is_no_place_for_it
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["timeline", "lab list"])
-def test_a_full_disk_is_one_line_and_exit_status_1(command):
+def test_a_full_disk_is_one_line_and_exit_status_1():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "minidist", *command.split()],
+            [sys.executable, "-W", "error", "-m", "minidist", "timeline"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -806,21 +679,20 @@ def test_a_program_in_a_file_is_certified(capsys, own, tmp_path):
     write(read(V), tmp_path / "own.csv", "torch")
     same = ["verify", "--program", str(tmp_path / "own.csv"), "--transport", "thread", "--json"]
     assert main(same) == 0
-    assert all(row["ok"] and row["ranks"] == 2 for row in json.loads(capsys.readouterr().out))
+    fields = {"strategy", "ranks", "error", "bytes", "bytes_formula", "ok", "promise"}
+    for row in json.loads(capsys.readouterr().out):
+        assert row["ok"] and row["ranks"] == 2 and fields <= set(row)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["timeline", "--pp", "3"], "the file of --program says all of its order; leave --pp out"),
-        (["timeline", "--pp", "4"], "the file of --program says all of its order; leave --pp out"),
-        (["timeline", "--schedule", "gpipe"], "the file of --program .* leave --schedule out"),
-        (["verify", "--strategy", "naive"], "--program certifies .* alone; leave --strategy out"),
-    ],
-)
-def test_what_goes_without_a_program_is_refused_beside_one(capsys, own, arguments, message):
-    assert main([*arguments, "--program", own]) == 2
-    assert re.match(f"minidist: {message}", capsys.readouterr().err)
+def test_what_goes_without_a_program_is_refused_beside_one(capsys, own):
+    for arguments, message in [
+        ("timeline --pp 3", "the file of --program says all of its order; leave --pp out"),
+        ("timeline --schedule gpipe", "the file of --program .* leave --schedule out"),
+        ("timeline --memory 2", ".*leave --memory out"),
+        ("verify --strategy naive", "--program certifies .* alone; leave --strategy out"),
+    ]:
+        assert main([*arguments.split(), "--program", own]) == 2
+        assert re.match(f"minidist: {message}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("command", ["verify", "timeline"])
@@ -838,3 +710,43 @@ def test_a_program_that_cannot_be_run_is_refused_before_a_rank_starts(
     assert "own.txt, line 4, column 44: 'X1' is no action" in capsys.readouterr().err
     assert main([command, "--program", own + "x"]) == 2
     assert re.match("minidist: cannot read '.*own.txtx': No such file", capsys.readouterr().err)
+
+
+def test_a_preset_is_named_like_a_strategy_uses_all_ranks_and_the_help_says_what_it_splits(capsys):
+    assert set(PRESETS) - set(STRATEGIES) == {"tensor"}
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for name, preset in PRESETS.items():
+        assert f"{name}: {preset.splits}" in words
+        for ranks in (1, 2, 3, 4, 6, 8, 12):
+            mesh = chosen(name, ranks, {})
+            assert mesh["dp"] * mesh["pp"] * mesh["tp"] == ranks and mesh["cp"] == 1
+    dealt = {1: (1, 1, 1), 4: (2, 2, 1), 6: (3, 2, 1), 12: (3, 2, 2), 30: (5, 3, 2)}
+    assert {ranks: tuple(mesh_of(ranks).values()) for ranks in dealt} == dealt
+    asked = {"pp": 4, "schedule": "gpipe", "zero": 0, "width": 8}  # agrees with the preset
+    assert chosen("gpipe", 4, asked) == ALONE | {"pp": 4, "schedule": "gpipe"}
+
+
+@pytest.mark.parametrize(
+    "more, lines",
+    [
+        (
+            "--data numbers --strategy hybrid --batch 8 --sample 1",
+            ["4 ranks, 2 x 2 x 1 (data, pipeline, tensor), for batches of 8 pairs"],
+        ),
+        (
+            "--strategy downpour --replay --sparse --push-every 2 --context 8 --sample 0",
+            [
+                "\n4 ranks, 1 of them a server, the others each with a part",
+                "\nreplay of the servers' logs: the same bits in all ",
+            ],
+        ),
+    ],
+)
+def test_the_command_trains_with_a_preset_and_shows_its_mesh(capsys, more, lines):
+    small = "--steps 2 --width 8 --transport thread"
+    assert main(["train", *more.split(), *small.split()]) == 0
+    out = capsys.readouterr().out
+    for line in [*lines, "\ncertificate: ok. 4 ranks against one device"]:
+        assert line in out
