@@ -25,17 +25,14 @@ def program(rank, p, m):
 """
 
 
-@pytest.mark.parametrize("name, source", [("gpipe", GPIPE), ("1f1b", ONE_F_ONE_B)])
-@pytest.mark.parametrize("p, m", [(1, 1), (2, 3), (4, 8)])
-def test_a_program_that_yields_is_the_schedule_that_it_says(name, source, p, m):
-    made = read(text_of(source, p, m))
-    assert made == programs(name, p, m)
-    assert answer(python=source, p=p, m=m)["text"] == as_text(programs(name, p, m))
-
-
-@pytest.mark.parametrize("body", ["['F0', Backward(0)]", "'F0 B0'", "iter(('F0', 'B0'))"])
-def test_a_program_may_return_its_actions_as_a_list_a_text_or_any_iterator(body):
-    assert read(text_of(f"program = lambda rank, p, m: {body}", 2, 1)) == programs("gpipe", 2, 1)
+def test_a_program_that_yields_or_returns_its_actions_is_the_schedule_that_it_says():
+    for name, source in ("gpipe", GPIPE), ("1f1b", ONE_F_ONE_B):
+        for p, m in (1, 1), (2, 3), (4, 8):
+            assert read(text_of(source, p, m)) == programs(name, p, m)
+            assert answer(python=source, p=p, m=m)["text"] == as_text(programs(name, p, m))
+    for body in ("['F0', Backward(0)]", "'F0 B0'", "iter(('F0', 'B0'))"):
+        source = f"program = lambda rank, p, m: {body}"
+        assert read(text_of(source, 2, 1)) == programs("gpipe", 2, 1)
 
 
 def test_a_placement_may_be_written_too():
@@ -54,48 +51,36 @@ def program(rank, p, m):
 BAD = {
     "def program(rank, p, m):\n  yield 'F0'\n  yield X": (3, "NameError: name 'X' is not defined"),
     "x = 1\ndef program(": (2, "SyntaxError: '(' was never closed"),
-    "x = 1": (1, "there is no program"),
     "\n\nprogram = 5": (1, "there is no program"),
-    "def program(rank, p, m):\n  pass": (1, "gives None, which is no action"),
     "\ndef program(r, p, m):\n  yield 'F0'\n  yield 'X3'": (4, "gives 'X3', which is no action"),
     "def program(r, p, m):\n  return ['F0', 7]": (1, "gives 7, which is no action"),
-    "def program(r, p, m):\n  yield Forward(-1)": (2, "gives 'F-1', which is no action"),
     "def program(r, p, m):\n  yield 'F' * 10**6": (2, "FFFF"),
-    "def program(r, p, m):\n  yield R": (2, "NameError"),
     "def program(r, p):\n  yield 'F0'": (1, "takes 2 positional arguments but 3 were given"),
     "def program(r, p, m):\n  return 5": (1, "'int' object is not iterable"),
     "def program(r, p, m):\n  while True:\n    yield 'F0'": (3, "more than 20,000 actions"),
-    "def program(r, p, m):\n  return ['F0'] * 20_001": (1, "more than 20,000 actions"),
     "from itertools import repeat\ndef program(r, p, m):\n  return repeat('F0')": (2, "20,000"),
     "def program(r, p, m):\n  return program(r, p, m)": (2, "RecursionError"),
-    "raise SystemExit(3)": (1, "SystemExit: 3"),
-    "import sys\ndef program(r, p, m):\n  sys.exit()": (3, "SystemExit"),
     "def program(r, p, m):\n  yield 'F0'\n  raise KeyboardInterrupt": (3, "KeyboardInterrupt"),
-    "def program(r, p, m):\n  raise StopIteration": (2, "StopIteration"),
     "def program(r, p, m):\n  yield next(iter([]))": (2, "line 2: StopIteration"),
     "def program(r, p, m):\n  raise GeneratorExit": (2, "GeneratorExit"),
     "class E(Exception):\n  def __str__(self): raise SystemExit\nraise E": (3, "E"),
     "raise MemoryError('x' * 10**6)": (1, "MemoryError: xxx"),
     "(" * 10_000: (1, ""),
-    "-" * 100_000 + "1": (1, ""),
-    "x = 1\0": (1, ""),
     "x = '\ud800'": (1, ""),
     "def placement(p):\n  return [[0]]\nprogram = list": (1, "placement(2) is [[0]]; return"),
-    "\ndef placement(p):\n  return [[0], [-1]]\nprogram = list": (2, "placement(2) is"),
     "\ndef placement(p):\n  return 1 / 0\nprogram = list": (3, "ZeroDivisionError"),
 }
 
 
-@pytest.mark.parametrize("source", BAD, ids=lambda source: repr(source[-30:]))
-def test_whatever_goes_wrong_is_a_value_error_with_its_line(source):
-    line, words = BAD[source]
-    with pytest.raises(Unreadable) as error:
-        text_of(source, 2, 1)
-    assert error.value.line == line and words in str(error.value)
-    assert str(error.value).startswith(f"line {line}: ") and len(str(error.value)) < 400
-    found = answer(python=source, p=2, m=1)
-    assert found["fault"]["message"] == str(error.value).partition("\n")[0]
-    assert found["fault"]["line"] == line and found["grid"] == []
+def test_whatever_goes_wrong_is_a_value_error_with_its_line():
+    for source, (line, words) in BAD.items():
+        with pytest.raises(Unreadable) as error:
+            text_of(source, 2, 1)
+        assert error.value.line == line and words in str(error.value)
+        assert str(error.value).startswith(f"line {line}: ") and len(str(error.value)) < 400
+        found = answer(python=source, p=2, m=1)
+        assert found["fault"]["message"] == str(error.value).partition("\n")[0]
+        assert found["fault"]["line"] == line and found["grid"] == []
 
 
 def test_the_most_actions_are_those_of_all_ranks_together():
