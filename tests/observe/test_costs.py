@@ -15,19 +15,13 @@ from minidist.verify.equivalence import find
 from minidist.verify.strategies import STRATEGIES
 
 
-@pytest.fixture(scope="module")
-def measured(cluster):
-    """Return {name: the costs of its ranks}."""
-    return {
-        name: measure_costs(name, example(name), cluster(strategy.most_ranks, "thread"))
-        for name, strategy in STRATEGIES.items()
-    }
-
-
-@pytest.mark.parametrize("name", [n for n, s in STRATEGIES.items() if s.costs.bytes])
-def test_a_paper_s_formula_is_what_ledgers_count(measured, name):
-    ranks = measured[name]
-    assert sum(cost.sent for cost in ranks) == find(name).costs.bytes(example(name), len(ranks))
+def test_a_paper_s_formula_is_what_ledgers_count(cluster):
+    for name, strategy in STRATEGIES.items():
+        if strategy.costs.bytes:
+            N = min(strategy.most_ranks, 4)
+            ranks = measure_costs(name, strategy.costs.example(N), cluster(N, "thread"))
+            sent = strategy.costs.bytes(strategy.costs.example(N), N)
+            assert sum(cost.sent for cost in ranks) == sent, name
 
 
 def test_one_device_sends_nothing_and_holds_16_bytes_of_a_float32_parameter():
@@ -40,8 +34,11 @@ def test_one_device_sends_nothing_and_holds_16_bytes_of_a_float32_parameter():
     assert useful_share("naive", case, [one], one) == 1
 
 
-def test_the_table_has_a_row_per_strategy(measured):
-    chosen = {n: measured[n] for n in ("naive", "gpipe", "zb_h1", "zb_v", "ring_attention")}
+def test_the_table_has_a_row_per_strategy(cluster):
+    chosen = {
+        name: measure_costs(name, example(name), cluster(find(name).most_ranks, "thread"))
+        for name in ("naive", "gpipe", "zb_h1", "zb_v", "ring_attention")
+    }
     cells = [dict(zip(HEADINGS, row, strict=True)) for row in rows(chosen)]
     assert [row["strategy"] for row in cells] == list(chosen)
     naive, *_, ring = cells

@@ -12,9 +12,9 @@ from minidist.rng import Randomness
 from tests.strategies import arrays
 from tests.tensor_parallel.judges import SPLITS
 
-sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
+sizes = pytest.mark.parametrize("size", [1, 3])
 both_splits = pytest.mark.parametrize("kind", ["matrices", "sequence"])
-SHAPES = [(3, 12, 24, 12), (1, 24, 12, 12), (5, 12, 36, 12), (1, 132, 12, 12)]  # B, T, C, H
+SHAPES = [(3, 12, 24, 12), (1, 132, 12, 12)]  # B, T, C, H
 
 
 def block_parameters(C, N):
@@ -45,7 +45,7 @@ def what_a_block_holds(group, kind, shape, dtype, rate):
 
 @sizes
 @both_splits
-@pytest.mark.parametrize("dtype, rate", [("float32", 0.1), ("float64", 0.1), ("float64", 0.0)])
+@pytest.mark.parametrize("dtype, rate", [("float32", 0.1), ("float64", 0.0)])
 def test_a_block_holds_what_the_formulas_say(cluster, kind, size, dtype, rate):
     itemsize = np.dtype(dtype).itemsize
     for shape in SHAPES:
@@ -56,16 +56,6 @@ def test_a_block_holds_what_the_formulas_say(cluster, kind, size, dtype, rate):
         want = (parameters, parameters, 2 * parameters, activations)
         found = cluster(size).run(what_a_block_holds, kind, shape, dtype, rate)
         assert found == [want] * size, (shape, want)
-
-
-def test_one_device_holds_what_the_formulas_say_for_one_rank():
-    for shape in SHAPES:
-        B, T, C, H = shape
-        block = nn.Block(C, H, 0.1, dtype="float64")
-        x = Tensor(arrays(B, T, C), requires_grad=True)
-        y = block(x, Randomness(0, 0, np.arange(B)))
-        assert kept_bytes(y) == block_activation_bytes(*shape, 8)
-        assert sum(p.size for p in block.parameters()) == block_parameters(C, 1)
 
 
 @sizes

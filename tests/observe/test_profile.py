@@ -19,7 +19,7 @@ def an_mlp(examples=6):
     return model, arrays(examples, 5), np.arange(examples) % 3
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_a_plan_is_made_of_what_was_measured_runs_and_is_replayed_bitwise(ranks):
     found = profile.profile_and_run(*an_mlp(), ranks=ranks, transport="thread")
     assert [(a, p) for _, a, p in found.profile] == [
@@ -54,9 +54,3 @@ def test_replicas_without_their_sum_are_named(cluster):
         row = equivalence.check("pipedream", case, 3, cluster(3, "thread"))
     assert not row["ok"]
     assert "replicas of stages [0] differ: their gradients were not summed" in row["detail"]
-
-
-def test_the_example_has_layers_that_differ():
-    model, tokens, targets = profile.example(layers=2, width=16, sequence=4, vocab=9)
-    assert len(model.layers) == 4 and tokens.shape == targets.shape == (8, 4)
-    assert len({sum(p.data.size for p in layer.parameters()) for layer in model.layers}) == 3

@@ -1,7 +1,5 @@
 """The products of a call: which are recorded, and what is computed when they are replayed."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -14,11 +12,10 @@ from minidist.observe.step_parts import (
     PAGE,
     computed_again,
     products_of,
-    seconds_by_part,
     stand_ins,
     step_parts,
 )
-from minidist.pieces import WHOLE, blocks, computed_scores
+from minidist.pieces import WHOLE
 from minidist.pipeline_parallel.partition import counted_costs
 
 
@@ -26,7 +23,7 @@ def backward_of(model, inputs, targets):
     return lambda: nn.cross_entropy(model(inputs), targets).backward()
 
 
-@pytest.mark.parametrize(("T", "depth"), [(6, 1), (64, 3), (WHOLE, 2)])
+@pytest.mark.parametrize(("T", "depth"), [(6, 1), (WHOLE, 2)])
 def test_the_products_of_a_transformer_are_those_that_are_counted(T, depth):
     """Each weight has three products, attention two and then four, the head three."""
     model = nn.Transformer(vocab=11, width=8, heads=2, depth=depth, context=T)
@@ -39,47 +36,11 @@ def test_the_products_of_a_transformer_are_those_that_are_counted(T, depth):
     assert by_hand == 3 * sum(counted_costs(model, inputs))
 
 
-def test_attention_in_blocks_computes_its_scores_once_more():
-    T, C = 200, 8
-    model = nn.Transformer(vocab=11, width=C, heads=2, depth=1, context=T)
-    inputs, targets = np.random.default_rng(0).integers(0, 11, (2, 2, T))
-    found = products_of(backward_of(model, inputs, targets))
-    assert len(found) == 4 * 3 + 3 + (2 + 5) * len(blocks(T, 64))
-    again = 2 * sum((b - a) * (T - a) for a, b in blocks(T, 64)) * C
-    late = again * 5 - 2 * 4 * computed_scores(T) * C  # backward has five products, of later rows
-    expected = 3 * sum(counted_costs(model, inputs)) + late
-    assert sum(product.multiply_adds for product in found) == expected
-
-
-def test_the_first_layer_of_an_mlp_has_no_gradient_of_its_input():
-    model, inputs = nn.MLP([9, 8, 5]), np.ones((4, 9), np.float32)
-    found = products_of(backward_of(model, inputs, np.zeros(4, int)))
-    assert len(found) == 2 * 3 - 1
-    assert sum(p.multiply_adds for p in found) == 3 * 4 * (9 * 8 + 8 * 5) - 4 * 9 * 8
-
-
 def test_sums_that_are_products_with_ones_do_not_count():
     x = np.ones((6, 4), np.float32)
     assert products_of(lambda: sum_rows(x)) == []
     assert products_of(lambda: matmul(x, np.ones((4, 1), np.float32))) == []
     assert len(products_of(lambda: matmul(x, x.T))) == 1
-
-
-def test_a_hook_that_was_there_is_there_again_even_after_an_error():
-    def hook(*_):
-        pass
-
-    def fails():
-        raise ValueError("no")
-
-    for watch in (products_of, seconds_by_part):
-        sys.setprofile(hook)
-        try:
-            with pytest.raises(ValueError, match="no"):
-                watch(fails)
-            assert sys.getprofile() is hook
-        finally:
-            sys.setprofile(None)
 
 
 def test_stand_ins_have_the_layout_and_share_the_memory_of_the_arrays():
@@ -126,24 +87,3 @@ def test_a_step_has_four_parts_of_which_products_functions_and_python_take_time(
     assert list(parts) == ["products", "element-wise", "copies", "Python"]
     assert all(seconds >= 0 for seconds in parts.values())
     assert min(parts["products"], parts["element-wise"], parts["Python"]) > 0
-
-
-def test_a_clock_that_counts_its_readings_finds_each_part_where_it_is():
-    """Every reading is a second later, so that each change of function costs one."""
-    x = np.ones((4, 4), np.float32)
-
-    def clock():
-        nonlocal moment
-        moment += 1.0
-        return moment
-
-    moment = 0.0
-    assert seconds_by_part(lambda: None, clock) == {
-        "products": 0,
-        "element-wise": 0,
-        "copies": 2.0,
-    }
-    found = seconds_by_part(lambda: matmul(x, x), clock)
-    assert found["products"] > 0 and found["element-wise"] == 0
-    found = seconds_by_part(lambda: sum_rows(x), clock)
-    assert found["element-wise"] > 0 and found["products"] == 0
