@@ -123,15 +123,6 @@ def test_a_number_unfolds_to_its_equation_function_and_test_and_stays_open(opene
     expect(number).to_have_attribute("open", "")
 
 
-def test_the_line_of_memory_is_crossed_where_a_plan_does_not_fit(opened):
-    page = opened(address(memory="10"))
-    expect(page.locator("#glance .fault dd")).to_have_text("no", timeout=LOADED)
-    assert glance(page)["The fullest rank holds"].endswith(" of 10 GB")
-    bar, line = (page.locator(each).bounding_box() for each in (".bar >> nth=0", ".limit"))
-    activations = page.locator(".bar >> nth=0").locator("span[title^=activations]").bounding_box()
-    assert bar["x"] < line["x"] < activations["x"] + activations["width"]
-
-
 def test_the_search_finds_plans_beside_the_form_and_a_plan_fills_it(opened):
     page = ready(opened, **SMALL)
     want = calculator.answer("search", **SMALL)["plans"]
@@ -146,20 +137,6 @@ def test_the_search_finds_plans_beside_the_form_and_a_plan_fills_it(opened):
         assert page.input_value(f"[data-state={name}]") == str(want[other]["fields"][name])
     now = calculator.answer(**SMALL | want[other]["fields"])["totals"][0]["text"]
     expect(page.locator("#glance dd").first).to_have_text(now)
-
-
-def test_a_search_is_stopped_by_its_button_and_by_an_edit_and_the_form_goes_on(opened):
-    page = ready(
-        opened, layers=96, width=12288, heads=96, dp=16, tp=8, pp=8, batch=1536, micro_batches=32
-    )
-    page.click("#search")
-    expect(page.locator("#progress")).to_contain_text("searching")
-    page.click("#stop")
-    expect(page.locator("#progress")).to_have_text("stopped")
-    page.click("#search")
-    page.fill("[data-state=micro_batches]", "96")
-    expect(page.locator("#progress")).to_have_text("stopped")
-    expect(page.locator("#search")).to_be_enabled()
 
 
 def test_axe_finds_nothing_serious_and_the_page_is_never_wider_than_its_window(opened):

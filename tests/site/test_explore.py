@@ -121,16 +121,6 @@ def test_python_of_a_link_runs_when_its_reader_has_pressed_a_button(page):
     expect(page.locator("#brought")).to_be_hidden()
 
 
-def test_a_link_that_is_copied_opens(page):
-    schedules(page, "schedule=gpipe&m=32&p=8")
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy the link").click()
-    expect(page.locator("#status")).to_contain_text("The link is copied.")
-    other = page.context.new_page()
-    assert other.goto(page.evaluate("navigator.clipboard.readText()")).status == 200
-    expect(other.locator("#numbers dd").first).to_contain_text("117")  # 3 (32 + 7)
-
-
 def test_run_it_certifies_on_four_real_ranks_and_draws_what_was_measured(page):
     schedules(page)
     page.get_by_role("button", name="Run it on real processes").click()
@@ -147,14 +137,6 @@ def test_a_run_is_cancelled(page):
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#progress-words")).to_have_text("Cancelled.", timeout=20_000)
     expect(page.get_by_role("button", name="Run it on real processes")).to_be_enabled()
-
-
-def test_a_wrong_token_shows_no_page(browser, explore):
-    page = browser.new_page()
-    for token in ("", "?token=", f"?token={explore.token[:-1]}"):
-        address = explore.address.partition("?")[0]
-        assert page.goto(f"{address}schedules.html{token}").status == 403
-    page.close()
 
 
 ATTACK = """async ([address, token]) => {

@@ -6,7 +6,6 @@ opens its pages in headless Chromium (`pip install -e ".[site,browser]"`, and De
 
 import gzip
 import importlib
-import inspect
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from minidist.cli.pages import SiteCommand
 from tests.lessons.pages import LESSONS, ROOT
 from tests.lessons.test_lessons import changes
 from tests.site.conftest import CACHE, serving
@@ -42,11 +40,6 @@ def test_a_link_to_a_script_a_page_or_a_source_file_becomes_one_to_its_page(link
     assert found.sources == {"minidist/comm/mesh.py"}
     outside = "[x](https://example.org/a.py) [y](#here)"
     assert found.rewrite(outside, lesson, "lessons/00.ipynb") == outside
-
-
-def test_what_builds_the_site_has_at_most_500_lines():
-    texts = [path.read_text() for path in SITE.glob("*.py")] + [inspect.getsource(SiteCommand)]
-    assert sum(len(text.splitlines()) for text in texts) <= 500
 
 
 @pytest.fixture(scope="session")
