@@ -1,7 +1,6 @@
 """Checkpoints of 16-bit weights: their float32 copies, and the loss scale."""
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -15,14 +14,10 @@ from minidist.parallel.mixed_precision import LossScale, MixedPrecision, overflo
 from minidist.training import setup
 from minidist.training.loop import train
 from tests.checkpoint.causes import of_load, of_scale
-from tests.checkpoint.test_training import SMALL, TEXT, everyday, interrupt
+from tests.checkpoint.test_training import SMALL, TEXT, interrupt
 from tests.strategies import assert_same_bits
 
 STEPS, AT = 7, 4
-ON_A_MESH = [{"zero": 1}, {"pp": 2}, {"pp": 2, "zero": 1, "schedule": "gpipe"}]
-PRECISIONS = ["float16", "bfloat16", "bfloat16-stochastic", "float8"]
-WAYS = [*product(PRECISIONS, [{}, {"dp": 2}, {"tp": 2}, *ON_A_MESH])]
-WAYS.remove(("float8", {"tp": 2}))  # cuts blocks of 128
 
 
 @pytest.fixture(autouse=True)
@@ -106,8 +101,7 @@ def test_every_mesh_goes_on_with_the_copies_and_the_scale(cluster, tmp_path, mes
 
 @pytest.mark.parametrize(
     "precision, mesh",
-    everyday(WAYS, [("float16", {}), *((name, {"pp": 2}) for name in PRECISIONS[1:])]),
-    ids=str,
+    [("float16", {}), *((f, {"pp": 2}) for f in ("bfloat16", "bfloat16-stochastic", "float8"))],
 )
 def test_a_run_that_goes_on_is_the_uninterrupted_run_bit_for_bit(
     cluster, tmp_path, monkeypatch, precision, mesh
@@ -119,12 +113,8 @@ def test_a_run_that_goes_on_is_the_uninterrupted_run_bit_for_bit(
         assert scale["value"] < 2.0**20 and scale["skipped"] and want[0].about["optimizer"]["steps"]
 
 
-@pytest.mark.parametrize("b", everyday(ON_A_MESH, ON_A_MESH[1:2]), ids=str)
-@pytest.mark.parametrize("a", everyday(ON_A_MESH, ON_A_MESH[:1]), ids=str)
-def test_pipelines_and_zero_go_on_with_each_others_runs_bit_for_bit(
-    cluster, tmp_path, monkeypatch, a, b
-):
-    first, second = settings_of("float16", **a), settings_of("float16", **b)
+def test_a_pipeline_goes_on_with_a_run_of_zero_bit_for_bit(cluster, tmp_path, monkeypatch):
+    first, second = settings_of("float16", zero=1), settings_of("float16", pp=2)
     the_same(*both(cluster, tmp_path, monkeypatch, first, second))
 
 

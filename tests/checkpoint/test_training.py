@@ -24,11 +24,8 @@ TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five charact
 SMALL = Settings(steps=5, batch=6, context=8, width=12, dropout=0.2, micro_batches=2)
 MESHES = [
     {},
-    {"dp": 3},
-    {"pp": 2, "tied": True},
-    {"tp": 2},
+    {"tp": 2, "tied": True},
     {"cp": 2},
-    {"dp": 2, "zero": 1},
     {"dp": 2, "ep": 2, "experts": 3, "zero": 1},
     {"dp": 2, "pp": 2, "schedule": "zb_v"},
 ]
@@ -67,17 +64,7 @@ def interrupt(cluster, folder, monkeypatch, first, second=None, data=TEXT, at=3,
     return cluster(second.ranks, "thread", device).run(train, data, second, keep)[0]
 
 
-def everyday(cases, few):
-    """Return the cases as parameters; only these few are not slow."""
-
-    def slow(case):
-        values = case if isinstance(case, tuple) else (case,)
-        return pytest.param(*values, marks=pytest.mark.slow)
-
-    return [case if case in few else slow(case) for case in cases]
-
-
-@pytest.mark.parametrize("mesh", everyday(MESHES, [{}, *MESHES[-2:]]), ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
     cluster, interrupted, mesh
 ):

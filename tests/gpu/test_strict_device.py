@@ -13,14 +13,6 @@ import pytest
 TESTS = Path(__file__).parents[1]
 LIMIT = 1200  # seconds
 CONFORMANCE = "tests/comm/conformance"
-QUICK = [  # what a training step of each model asks for
-    "tests/gpu",
-    "tests/nn",
-    "tests/test_backend.py",
-    "tests/test_optim.py",
-    "tests/autograd/test_functions.py",
-    "tests/autograd/test_attention.py",
-]
 SLOWER = [  # those that start many processes
     "tests/comm",
     "tests/cli/test_cli.py",
@@ -33,28 +25,17 @@ SLOWER = [  # those that start many processes
 NO_GPU = ["tests/interop"]  # all of it needs PyTorch: without it a whole file is skipped
 
 
-def strict(*options: str) -> subprocess.CompletedProcess:
-    """Run `pytest --device strict` on this checkout, in one process."""
+def passed(*options: str) -> None:
+    """Run `pytest --device strict`; require that all pass and none is skipped."""
     command = [sys.executable, "-m", "pytest", "--device", "strict", "-q", "--tb=short"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist", *options]
     env = {name: value for name, value in os.environ.items() if "PYTEST_" not in name}
     env["OPENBLAS_NUM_THREADS"] = "1"  # more of them only wait for each other: matrices are small
-    return subprocess.run(
+    done = subprocess.run(
         command, cwd=TESTS.parent, env=env, capture_output=True, text=True, timeout=LIMIT
     )
-
-
-def passed(*options: str) -> None:
-    """Require that they pass and that none is skipped, or show what pytest said."""
-    done = strict(*options)
     assert done.returncode == 0, "\n" + done.stdout[-10_000:] + done.stderr[-2_000:]
     assert " passed" in done.stdout and " skipped" not in done.stdout, done.stdout[-1000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT)
-def test_a_training_step_passes_on_the_stand_in():
-    passed("-m", "gpu and not slow", *QUICK)
 
 
 @pytest.mark.slow
