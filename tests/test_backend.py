@@ -17,14 +17,6 @@ from tests.strategies import arrays, host, shapes
 every_dtype = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 
 
-def test_the_module_of_an_array_is_the_one_it_lives_in(place, device):
-    assert backend.array_module(np.ones(1)) is np
-    assert (
-        backend.array_module(place(np.ones(1))).__name__ == {"cpu": "numpy", "gpu": "cupy"}[device]
-    )
-    assert backend.on_gpu(place(np.ones(1))) is (device == "gpu")
-
-
 def test_arrays_go_to_a_device_and_back(device):
     x = arrays(2, 3)
     moved = backend.to_device(x, device)
@@ -103,10 +95,10 @@ def test_a_gpu_that_does_not_exist_is_an_error_with_those_that_do(cupy_of, numbe
         backend.check_device(f"gpu:{number}")
 
 
-@pytest.mark.parametrize("device", ["gpu:", "gpu:-1", "gpu:1.5", "gpu:one", "gpu1", "cpu:0", ""])
-def test_a_device_that_is_none_is_an_error_whatever_the_machine_has(device):
-    with pytest.raises(ValueError, match=f"unknown device '{device}'; choose one of cpu, gpu"):
-        backend.check_device(device)
+def test_a_device_that_is_none_is_an_error_whatever_the_machine_has():
+    for device in ("cuda", "gpu:", "gpu:-1", "gpu:1.5", "gpu1", "cpu:0", ""):
+        with pytest.raises(ValueError, match=f"unknown device '{device}'; choose one of cpu, gpu"):
+            backend.check_device(device)
 
 
 def test_a_thread_may_ask_for_modules_while_another_one_imports_cupy(monkeypatch):

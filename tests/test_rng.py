@@ -69,12 +69,6 @@ def test_masks_differ_by_seed_step_name_and_example():
     assert len({keep(), keep(seed=1), keep(step=1), keep(example=1), keep(name="other")}) == 5
 
 
-def test_each_row_needs_its_index():
-    message = "Randomness has 1 example indices for a batch of 4; give one global index per row"
-    with pytest.raises(ValueError, match=message):
-        Randomness(0, 0, np.arange(1)).keep("name", 0.5, (4, 2))
-
-
 @pytest.mark.parametrize("examples", [[0.5, 1.0], [1, -1], [True, False]])
 def test_indices_of_examples_are_whole_numbers_from_zero(examples):
     """A mask drawn for example 0 and for example 0.5 would be the same one."""
@@ -89,9 +83,3 @@ def test_a_document_ends_where_its_number_changes():
     assert Randomness(0, 0, np.arange(2)).document_runs(4) is None
     with pytest.raises(ValueError, match=r"documents \[2, 4\] for sequences of 5 positions; give"):
         of.document_runs(5)
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2,), (2, 4, 1)])
-def test_documents_have_a_row_for_each_example(shape):
-    with pytest.raises(ValueError, match=r"do not fit 2 examples; give the numbers \[2, T\]"):
-        Randomness(0, 0, np.arange(2), documents=np.zeros(shape, int))

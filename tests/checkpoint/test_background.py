@@ -49,19 +49,6 @@ def test_updates_that_wait_for_the_copy_do_not_change_what_is_saved(cluster, tmp
     np.testing.assert_array_equal(whole, np.full(1 << 16, 1.0))
 
 
-def test_what_went_wrong_is_raised_at_the_next_update_not_at_the_next_save(cluster, tmp_path):
-    checkpoint.save(tmp_path, {"a": np.ones(3)}, 2)
-
-    def worker(group):
-        saver = Background(group)
-        saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
-        saver.beside.thread.join()
-        saver.wait_for_copy()
-
-    with pytest.raises(RankFailed, match="step 1 is before it; use another folder"):
-        cluster(1, "thread").run(worker)
-
-
 def test_an_error_of_the_second_thread_ends_the_run(cluster, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -40,18 +40,6 @@ def files_in(folder):
     }
 
 
-def test_a_folder_without_a_manifest_does_not_count_and_is_replaced(two):
-    left = two / "step-00000009"
-    left.mkdir()
-    (left / "rank-005.safetensors").write_bytes(b"half of it")
-    (left / "rank-000.safetensors.tmp").write_bytes(b"a part")
-    (left / ".tmp8Zk32Z").write_bytes(b"what the library begins with")
-    assert checkpoint.load(two)[1] == 7
-    checkpoint.save(two, state(9), 9)
-    assert sorted(p.name for p in left.iterdir()) == ["manifest.json", "rank-000.safetensors"]
-    assert checkpoint.load(two)[1] == 9
-
-
 def flip(path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 4
