@@ -1,6 +1,7 @@
 """The files of a checkpoint: what is read back, what counts, what is refused, what is left."""
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from minidist import checkpoint, nn
 from minidist.checkpoint import Part, manifest, writing
+from minidist.checkpoint.manifest import COLUMNS, ROWS, checksum
 from minidist.checkpoint.reading import Saved
 from minidist.errors import RankFailed
 from tests.strategies import arrays, assert_same_bits, seeds, shapes
@@ -483,3 +485,43 @@ def test_files_that_others_call_temporary_stay(two):
     checkpoint.save(two, state(), 9)
     assert sorted(path.name for path in old.iterdir()) == sorted(foreign)
     assert {name for name in foreign if (begun / name).read_text() == name} == {*foreign}
+
+
+ROW, BLOCK = 8 * COLUMNS, 8 * COLUMNS * ROWS
+SIZE = 2 * BLOCK + 1001  # two blocks, and bytes that are left over
+CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+WHOLE = checksum(CONTENT)
+
+
+def columns_by_hand(data: bytes) -> str:
+    """Return the checksum, each sum added up as a whole number."""
+    digest = hashlib.sha256()
+    for block in range(len(data) // BLOCK):
+        for column in range(COLUMNS):
+            places = [block * BLOCK + row * ROW + 8 * column for row in range(ROWS)]
+            total = sum(int.from_bytes(data[at : at + 8], "little") for at in places)
+            digest.update((total % 2**64).to_bytes(8, "little"))
+    digest.update(data[len(data) // BLOCK * BLOCK :])
+    return digest.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, SIZE])
+def test_it_is_the_hash_of_the_sums_and_of_what_is_left_over(size):
+    assert checksum(CONTENT[:size]) == columns_by_hand(CONTENT[:size].tobytes())
+
+
+@given(st.integers(0, 8 * SIZE - 1))
+def test_every_flipped_bit_is_found(bit):
+    damaged = CONTENT.copy()
+    damaged[bit // 8] ^= 1 << bit % 8
+    assert checksum(damaged) != WHOLE
+
+
+@given(st.integers(0, 9), st.sampled_from(["u1", "f2", "f4", "f8"]))
+def test_it_is_of_the_bytes_whatever_their_dtype_and_their_place(shift, dtype):
+    memory = np.empty(SIZE + 9, np.uint8)
+    moved = memory[shift : shift + BLOCK]
+    moved[...] = CONTENT[:BLOCK]
+    want = checksum(CONTENT[:BLOCK].tobytes())
+    assert checksum(moved) == want
+    assert checksum(CONTENT[:BLOCK].view(dtype).reshape(2, -1)) == want

@@ -203,3 +203,25 @@ def test_the_command_refuses_before_it_trains(tmp_path, monkeypatch, capsys, mor
     (tmp_path / "file").write_text("")
     said = command(capsys, *more, status=2)
     assert message in said.err and not said.out and said.err.count("\n") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [{}, {"pp": 2, "zero": 1}, {"precision": "float16"}])
+def test_a_run_on_a_gpu_goes_on_bit_for_bit(cluster, tmp_path, monkeypatch, changes):
+    settings = replace(SMALL, depth=1, **changes)
+    want = cluster(settings.ranks, "thread", "gpu").run(train, TEXT, settings)[0]
+    found = interrupt(cluster, tmp_path, monkeypatch, settings, device="gpu")
+    assert found[0] == want[0]
+    assert_same_bits(found[1], want[1])
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_has_saved_is_loaded_on_the_host_and_there_again(cluster, tmp_path):
+    settings = replace(SMALL, depth=1, steps=2)
+    keep, states = Keep(str(tmp_path)), []
+    for device, steps in ("gpu", 2), ("cpu", 2), ("gpu", 3):
+        told = replace(settings, steps=steps)
+        states.append(cluster(1, "thread", device).run(train, TEXT, told, keep)[0][1])
+        keep = replace(keep, resume=True)
+    assert_same_bits(states[1], states[0])
+    assert checkpoint.load(tmp_path)[1] == 3

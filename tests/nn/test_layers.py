@@ -1,4 +1,4 @@
-"""Linear, Embedding, LayerNorm, Dropout, attention: values, starts, splits and errors."""
+"""Linear, Embedding, Dropout and the MLP: values, starts and splits."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
 from minidist.rng import Randomness
-from tests.strategies import arrays
+from tests.nn.differences import assert_gradients_are_differences
+from tests.strategies import (
+    arrays,
+)
 
 
 def close(got, want):
@@ -59,3 +62,14 @@ def test_dropout_is_off_in_evaluation_and_at_rate_zero():
     assert nn.Dropout(0.0)(x) is x
     with no_grad():
         assert nn.Dropout(0.5)(x) is x
+
+
+def test_an_mlp_against_its_formula():
+    model, x = nn.MLP([3, 5, 2], dtype="float64"), arrays(4, 3)
+    w0, b0, w1, b1 = (p.data for p in model.parameters())
+    np.testing.assert_allclose(model(x).data, np.maximum(x @ w0 + b0, 0) @ w1 + b1, rtol=1e-12)
+
+
+def test_gradients_of_a_whole_mlp_agree_with_central_differences():
+    model, x, targets = nn.MLP([3, 5, 4], "gelu", dtype="float64"), arrays(2, 3), np.array([0, 3])
+    assert_gradients_are_differences(model, lambda: nn.cross_entropy(model(x), targets))
