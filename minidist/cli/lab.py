@@ -8,22 +8,13 @@ import secrets
 import shutil
 import signal
 import sys
-import threading
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
 
-from tqdm import tqdm
-
 from minidist.cli.options import JSON, SECONDS, SEED, Command, argument, flag, option, whole
-from minidist.course import (
-    class_report,
-    mutants,
-    mutation_testing,
-    property_lab,
-    report,
-    starter,
-)
+from minidist.course import class_report, mutants, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.folders import (
     graded,
@@ -119,8 +110,8 @@ class NewCommand(Command):
 
 @dataclass
 class ExportCommand(Command):
-    """Write into a new folder: release/ for students, instructor/ with the solution, and for
-    grading plain/, autograder.zip for Gradescope."""
+    """Write into a new folder: release/ for students, instructor/ with the solution and the hidden
+    seed, and autograder.zip for Gradescope."""
 
     lab: str = argument(*NAME)
     folder: Path = argument(*NEW_FOLDER)
@@ -318,7 +309,7 @@ class LabCommand(Command):
 
 @dataclass
 class MutantsCommand(Command):
-    """Run the repository's property tests against each mutant, a small wrong change of the
+    """Run the repository's tests that are to find a mutant, a small wrong change of the
     reference, until one fails; print which, and what it says of the cause. Exit status 1 if
     a mutant survives. Needs a checkout, with tests."""
 
@@ -341,31 +332,25 @@ class MutantsCommand(Command):
             print(mutant.diff(), end="")
             return 0
         chosen = [mutants.load(name) for name in dict.fromkeys(self.name or mutants.names())]
-        rows = self.judged(chosen)
+        width, rows = max(len(mutant.name) for mutant in chosen), []
+        screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+
+        def tell(row: dict) -> None:
+            rows.append(row)
+            if not self.json:
+                print(self.in_words(row, width, screen), flush=True)
+
+        with ended_by_signals():
+            mutants.judge(chosen, tell)
+        rows.sort(key=lambda row: row["name"])
         alive = [row["name"] for row in rows if row["killed_by"] is None]
         verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
         print(json.dumps(rows, indent=2) if self.json else f"mutants: {len(rows)}, {verdict}")
         return 1 if alive else 0
 
-    @ended_by_signals()
-    def judged(self, chosen: list[mutants.Mutant]) -> list[dict]:
-        """Return a row per mutant, by name; print each, unless as JSON, when it is done."""
-        rows, width = [], max(len(mutant.name) for mutant in chosen)
-        screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
-        tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
-        bar = tqdm(
-            total=len(chosen),
-            unit="mutant",
-            disable=None,
-            leave=False,
-            mininterval=0,  # draw each count: two may end at almost one moment
-            miniters=1,
-        )
-        with bar:
-            for row in mutation_testing.judge(chosen):
-                rows.append(row)
-                bar.update()
-                if not self.json:
-                    with bar.external_write_mode(sys.stdout):
-                        print(mutation_testing.text(row, width, screen), flush=True)
-        return sorted(rows, key=lambda row: row["name"])
+    def in_words(self, row: dict, width: int, screen: int) -> str:
+        """Return a row: the mutant, what killed it, and the diagnosis, folded to a screen."""
+        lines = (row["diagnosis"] or "").splitlines()
+        folded = [textwrap.wrap(line, screen - 4, subsequent_indent="  ") for line in lines]
+        head = f"{row['name']:<{width}}  {row['killed_by'] or 'SURVIVED'}"
+        return "\n    ".join([head, *(line for lines in folded for line in lines)])

@@ -23,8 +23,5 @@ class_report.py writes its results as a text, as CSV
 similarity.py   how much code two submissions share
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants
-mutants.py      mistakes that are mutants: the tests of the repository must see them
-mutant_tests.py the tests that they meet
-mutation_testing.py  runs these, and says what killed each mutant and why
-pytest_server.py     what they run in: a fork of a process that has loaded NumPy and pytest
+mutants.py      mistakes that are mutants: the tests of the repository must see them, and say why
 """

@@ -22,7 +22,7 @@ from itertools import groupby
 import numpy as np
 
 from minidist.comm import Cluster
-from minidist.course.mutant_tests import FAMILIES
+from minidist.course.mutants import FAMILIES
 from minidist.errors import CommError, check_name, plural
 from minidist.observe.pages import waits
 from minidist.verify import equivalence
@@ -42,8 +42,7 @@ HOME = PACKAGE.parent
 
 def chosen() -> dict[str, Mistake]:
     """Return the mistakes of families that have strategies, in the order of families."""
-    families = [family for family, (strategies, _) in FAMILIES.items() if strategies]
-    return {m.name: m for family in families for m in mistakes().values() if m.family == family}
+    return {m.name: m for family in FAMILIES for m in mistakes().values() if m.family == family}
 
 
 def outcomes_of(entry: Strategy, case: Case, size: int, name: str = "") -> tuple[list, list]:
@@ -89,7 +88,7 @@ def row_of(name: str, entry: Strategy, case: Case, size: int, explain: bool = Tr
 
 def rows_of(name: str, size: int | None = None) -> Iterator[dict]:
     """Yield the rows of the strategies of a mistake's family, on up to 4 ranks or on `size`."""
-    for entry in map(equivalence.find, FAMILIES[chosen()[name].family][0]):
+    for entry in map(equivalence.find, FAMILIES[chosen()[name].family]):
         ranks, explain = size or entry.most_ranks, True
         if ranks not in entry.ranks:
             continue
