@@ -1,9 +1,9 @@
 """A strategy is one record, from which everything about it is read.
 
-`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests run on mutants
-and the README's table read the record and know no names. What can be said in words and numbers is
-in records.toml and cases.toml; the other files of this folder have what runs, each in a list
-STRATEGIES.
+`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the certificates that
+mutants meet and the README's table read the record and know no names. What can be said in words and
+numbers is in records.toml and cases.toml; the other files of this folder have what runs, each in a
+list STRATEGIES.
 """
 
 import tomllib
@@ -148,7 +148,6 @@ class Strategy:
     cases    ranks -> models and batches that the strategy can split on these ranks
     ranks    the numbers of ranks on which it is shown
     models   the models that it can split
-    tests    names of its own tests below tests/, in addition to its certificate
     check_case
              (case, ranks): raises ValueError for options that these ranks cannot run
     worker   (group, case, **options) -> Outcome, on every rank; None: `start`, see outcomes.py
@@ -168,7 +167,6 @@ class Strategy:
     promise: str = "exact"
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     models: Models = MODELS["any"]
-    tests: tuple[str, ...] = ()
     check_case: Callable[[Case, int], object] = lambda case, ranks: None
     worker: Callable | None = None
 
