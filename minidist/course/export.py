@@ -29,15 +29,6 @@ PYTHONPATH=/autograder/source venv/bin/python -m minidist lab grade submission \
     --format gradescope --output results/results.json
 """
 
-PLAIN = """#!/usr/bin/env bash
-# Grades each folder and .zip in submissions/, and the changed ones again: points.csv, and in
-# results/ NAME.txt (for the student), NAME.xml (JUnit) and NAME.json.
-set -euo pipefail
-cd "$(dirname "$0")"
-minidist lab grade-all submissions --lab {lab} --seed seed.txt --results results \\
-    --csv points.csv "$@"
-"""
-
 README = """# {title}: the instructor's folder
 
 | file | what it is |
@@ -59,8 +50,8 @@ Written questions, which are not counted in these points:
 Beside this folder:
 
 - `release/` is what students begin with.
-- `plain/` grades on any machine: copy what was handed in, a folder or .zip per student, to
-  `plain/submissions/`, then run `bash plain/grade.sh`. Options go to `minidist lab grade-all`.
+- On any machine, `minidist lab grade-all FOLDER --lab {lab} --seed instructor/seed.txt` grades a
+  class: FOLDER has a folder or .zip per student.
 - `autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
 
 Where the grader is root, as on Gradescope, the student's code runs as another user. On a laptop
@@ -70,7 +61,7 @@ prevented, and the docstring of `minidist/course/sandbox/__init__.py` says why.
 
 
 def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = False) -> list[Path]:
-    """Write release/, instructor/, plain/, autograder.zip into a new or empty folder.
+    """Write release/, instructor/, autograder.zip into a new or empty folder.
 
     seed      the hidden one; by default a random one
     variants  Gradescope grades everybody's own version, whatever lab.txt says
@@ -97,9 +88,6 @@ def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = Fal
     starter.write_files(folder, {})
     starter.write(lab, folder / "release")
     starter.write_files(folder / "instructor", files)
-    plain = {"grade.sh": PLAIN.format(lab=lab.name), "seed.txt": f"{seed}\n"}
-    starter.write_files(folder / "plain", plain)
-    (folder / "plain" / "submissions").mkdir()
     student = " --student submission_metadata.json" if variants else ""
     run = RUN.format(lab=lab.name, student=student)
     _archive(folder / "autograder.zip", run, seed)

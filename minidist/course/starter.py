@@ -1,16 +1,11 @@
 """What a student begins with: a lab's files with the tasks' bodies removed, and a README."""
 
-import re
 import textwrap
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task
 from minidist.course.submissions import LABEL
 from minidist.errors import WrongInput, plural
-from minidist.verify.mistakes.overlay import PACKAGE
-from minidist.verify.mistakes.register import module_of
-
-IMPORT = r"^from (minidist[.\w]*) import (\([^)]*\)|.*)"
 
 
 def write(lab: Lab, folder: Path) -> list[str]:
@@ -40,38 +35,18 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
 
 
 def map_of(lab: Lab, path: str) -> str:
-    """Return the comment at the head of a file: what is to be written there, and who calls it."""
+    """Return the comment at the head of a file: what is to be written there."""
     lines = [f"Lab {lab.number}, {lab.title}. Yours in this file, in this order:"]
     here = [(task, [n for where, n in task.targets if where == path]) for task in lab.tasks]
     here = [(task, names) for task, names in here if names]
     for task, names in here:
         lines.append(f"  {task.id}  {task.title}, {task.minutes} minutes: {', '.join(names)}")
-        callers = files_that_use(path, {name.partition(".")[0] for name in names})
-        more = f" and {len(callers) - 3} more" if len(callers) > 3 else ""
         lines += [f"       yours: {task.variant.says}"] if task.variant else []
-        if callers and (used := f"       used by {', '.join(callers[:3])}{more}") not in lines:
-            lines.append(used)
     lines += [f"Read before: {', '.join(f'lessons/{lesson}.py' for lesson in lab.lessons)}."]
     lines += ["README.md, in the folder above minidist, has each task's text, numbers and hints."]
     lines += [f"While you write: minidist lab test . --task {here[0][0].id} --watch"]
     short = [part for line in lines for part in textwrap.wrap(line, 98, subsequent_indent=" " * 7)]
     return "".join(f"# {line}\n" for line in short) + "\n"
-
-
-def files_that_use(path: str, names: set[str]) -> list[str]:
-    """Return the files of the package that import one of a file's names, or the file for it."""
-    whole = module_of(path)
-    stem, found = whole.rpartition(".")[2], []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        text, place = file.read_text(encoding="utf-8"), file.relative_to(PACKAGE).as_posix()
-        if place.startswith(("course/", "pages/")) or file.name == "__init__.py":
-            continue
-        for source, imported in re.findall(IMPORT, text, re.MULTILINE):
-            words = set(re.findall(r"\w+", imported))
-            through = stem in words and any(f"{stem}.{name}" in text for name in names)
-            if f"{whole}.".startswith(f"{source}.") and (words & names or through):
-                found.append(place)
-    return list(dict.fromkeys(found))
 
 
 def handout(lab: Lab) -> str:
