@@ -35,9 +35,16 @@ def only(lab: Lab, *ids: str) -> Lab:
     )
 
 
-def graded(folder, lab: Lab, files: dict[str, str], seed: int = 0) -> Grade:
+def hand_in(folder, files: dict[str, str], label: str = ""):
+    """Write what a student hands in, with a lab.txt if there is a label; return the folder."""
     for path, source in files.items():
         target = folder / "minidist" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(source, encoding="utf-8")
-    return grade(folder, lab, seed)
+    if label:
+        (folder / "lab.txt").write_text(label, encoding="utf-8")
+    return folder
+
+
+def graded(folder, lab: Lab, files: dict[str, str], seed: int | None = 0, **options) -> Grade:
+    return grade(hand_in(folder, files), lab, seed, **options)

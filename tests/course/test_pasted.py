@@ -32,6 +32,7 @@ NAMED = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KE
 OTHER = "check_", "draw", "race", "timed", "train"  # judges, figures, whole runs
 PASTED = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 LIMIT = 5  # seconds of one answer
+pytestmark = pytest.mark.slow
 
 
 def is_plain(node: ast.Assign) -> bool:
@@ -156,17 +157,6 @@ def test_gpipe_of_lesson_7_solves_its_half_of_the_task_and_nothing_solves_the_ge
     assert "lessons/07_gpipe: fill_and_drain" in lesson and not general
 
 
-def test_the_packages_own_function_in_its_own_place_passes_all_tests():
-    lab = LABS["autograd"]
-    (target,) = (task := lab.tasks[1]).targets
-    function = packages(*target)
-    copy = FunctionType(function.__code__, function.__globals__)
-    (way,) = ways(copy, list(inspect.signature(function).parameters))
-    assert solves(function, copy, way, calls(lab, task.id))
-    assert not solves(function, lambda *_: None, way, calls(lab, task.id))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", LABS)
 def test_no_code_of_a_lesson_or_an_exercise_earns_full_points(name):

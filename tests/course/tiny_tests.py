@@ -11,7 +11,6 @@ import threading
 import numpy as np
 import pytest
 
-from minidist import Cluster
 from minidist.course.inside import inside, task
 from minidist.pipeline_parallel import programs
 
@@ -54,15 +53,6 @@ def misuse(how):
     if how == "large":
         return {"x": np.zeros(1 << 22)}
     raise KeyboardInterrupt
-
-
-@inside
-def ranks(size):
-    """Return the sum over ranks that are threads, started twice."""
-    with Cluster(size, "thread") as cluster:
-        work = lambda group: group.all_reduce(np.ones(1000))  # noqa: E731
-        cluster.run(work)
-        return {"sum": cluster.run(work)[0]}
 
 
 @inside
