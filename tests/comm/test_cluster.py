@@ -432,14 +432,9 @@ def test_a_child_that_a_worker_forks_leaves_when_it_returns_and_reports_nothing(
 
 COLLECTIVES = {
     "all_reduce": lambda g: g.all_reduce(np.ones(3)),
-    "all_reduce with a label": lambda g: g.all_reduce(np.ones(3), label=str(g.rank)),
-    "all_reduce in place": lambda g: g.all_reduce(x := np.ones(3), out=x),
-    "all_reduce around a ring": lambda g: g.all_reduce(np.ones(3), algorithm="ring"),
-    "all_reduce on two levels": lambda g: g.all_reduce(np.ones(3), algorithm="hierarchical"),
     "reduce": lambda g: g.reduce(np.ones(3)),
     "reduce_scatter": lambda g: g.reduce_scatter(np.ones(4)),
     "all_gather": lambda g: g.all_gather(np.ones(3)),
-    "all_gather into an array": lambda g: g.all_gather(np.ones(3), out=np.ones(3 * g.size)),
     "gather": lambda g: g.gather(np.ones(3)),
     "broadcast": lambda g: g.broadcast(np.ones(3)),
     "scatter": lambda g: g.scatter([np.ones(3)] * g.size),
@@ -464,7 +459,7 @@ def test_a_second_thread_in_a_collective_of_one_group_is_refused(cluster, name):
         return "as if nothing had happened"
 
     text = refused(cluster(2, "thread"), worker, OWN_GROUPS)
-    assert f"{name.split()[0]} at {__name__.split('.')[-1]}.py:" in text
+    assert f"{name} at {__name__.split('.')[-1]}.py:" in text
 
 
 MANY = """

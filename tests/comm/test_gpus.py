@@ -3,8 +3,6 @@
 The tests that count copies, or look for races, ask the stand-in of tests/strict_device.
 """
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -140,19 +138,8 @@ def sharded(group):
     return list(zero.state().values())
 
 
-def outside(group):
-    """Reduce gradients that are not in the flat vector: a bucket copies them there."""
-    model, (x, y) = model_of(group), examples(group)
-    reducer = Bucketed(model, group, cap=64)
-    with reducer.reduce():
-        for p in model.parameters():
-            p.grad = p.data * 2
-        nn.cross_entropy(model(x), y, reduction_size=4 * group.size).backward()
-    return [to_host(p.grad) for p in model.parameters()]
-
-
 @both
-@pytest.mark.parametrize("work", [bucketed, sharded, outside])
+@pytest.mark.parametrize("work", [bucketed, sharded])
 def test_what_is_beside_backward_gives_the_same_bits_as_on_one_card(cluster, transport, work):
     found = [cluster(2, transport, device).run(work) for device in ("gpu", "gpu:0")]
     for ranks in found:
@@ -172,45 +159,11 @@ def without_events(worker):
     return broken
 
 
-@pytest.mark.parametrize("work", [bucketed, sharded, outside])
+@pytest.mark.parametrize("work", [bucketed, sharded])
 def test_streams_that_wait_for_no_event_are_a_race(work, stand_in):
     with Cluster(2, device="gpu") as ranks:
         with pytest.raises(RankFailed, match="neither waits for the other"):
             ranks.run(without_events(work))
-
-
-def test_a_gradient_that_a_bucket_replaces_is_kept_until_its_stream_is_done(stand_in):
-    def worker(group):
-        class Forgetful(list):
-            def append(self, item):
-                pass
-
-        usual = Bucketed.__init__
-
-        def init(self, *args, **kwargs):
-            usual(self, *args, **kwargs)
-            self.replaced = Forgetful()
-
-        Bucketed.__init__ = init
-        return outside(group)
-
-    with Cluster(1, device="gpu") as ranks:
-        with pytest.raises(RankFailed, match="is released, and stream"):
-            ranks.run(worker)
-
-
-@both
-def test_a_second_thread_works_on_a_stream_of_its_own(cluster, transport):
-    def worker(group):
-        current, streams = device_module("gpu").cuda.get_current_stream, []
-        beside = group.beside(lambda: streams.append(current().ptr), "beside")
-        for _ in range(2):
-            beside.put()
-            beside.wait("the second thread")
-        return streams, current().ptr
-
-    for (first, again), own in cluster(2, transport, "gpu").run(worker):
-        assert first == again != own
 
 
 @both
@@ -223,53 +176,3 @@ def test_what_follows_a_wait_follows_the_work_of_the_second_stream(cluster, tran
         return to_host(x * 2).tolist()  # it is a race if this stream has not waited
 
     assert cluster(2, transport, "gpu").run(worker) == [[2.0] * 3, [4.0] * 3]
-
-
-def test_a_message_between_two_streams_of_threads_is_in_order(cluster):
-    def worker(group):
-        own, found = group.split(0), []
-
-        def exchange():
-            own.send(to_device(np.ones(4), "gpu"), to=1 - group.rank)
-            found.append(own.recv(1 - group.rank))
-
-        beside = group.beside(exchange, "beside")
-        beside.put()
-        beside.wait("the second thread")
-        return to_host(found[0]).tolist()
-
-    assert cluster(2, "thread", "gpu:0").run(worker) == [[1.0] * 4] * 2
-
-
-def test_work_beside_ends_with_its_first_error(cluster):
-    def worker(group):
-        done, beside = [], None
-
-        def work(n):
-            done.append(1 // n)
-
-        beside = group.beside(work, "beside")
-        for n in (1, 0, 2):
-            beside.put(n)
-        with pytest.raises(ZeroDivisionError):
-            beside.wait("the second thread")
-        beside.put(1)
-        beside.wait("the second thread")
-        beside.wait("nothing")
-        return done, [t.name for t in threading.enumerate() if t.name == "beside"]
-
-    assert cluster(1, "thread", "gpu").run(worker) == [([1, 1], [])]
-
-
-def test_memory_that_was_there_before_a_second_stream_is_not_that_streams(stand_in):
-    """The stand-in begins to watch when there is a second stream: see strict_device/cupy/cuda."""
-    cupy = device_module("gpu")
-    x = cupy.zeros(3)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    stream.wait_event(cupy.cuda.get_current_stream().record())  # other tests' streams may live
-    with stream:
-        x += 1
-    cupy.cuda.get_current_stream().wait_event(stream.record())
-    x += 1
-    del x  # the null stream's memory, and its own last use: nothing to wait for
-    cupy.zeros(3)

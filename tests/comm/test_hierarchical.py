@@ -9,7 +9,6 @@ import pytest
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.communicator import BY_FORMULA, Ledger
-from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes
 from tests import causes
 from tests.comm.message_communicator import MessageCommunicator
@@ -156,16 +155,6 @@ def test_bytes_by_formula_have_a_row_of_their_own():
     ledger.bytes.update({"all_reduce": 5, "all_reduce" + BY_FORMULA: 7, "all_gather": 2})
     assert ledger.as_one("x") == {"x": 7, "x" + BY_FORMULA: 7} and ledger.total == 14
     assert Ledger().as_one("x") == {}
-
-
-def test_the_log_of_a_run_has_one_event_with_the_bytes_of_both_levels(on_hosts):
-    hosts, log = [0, 1, 0], EventLog()
-    with on_hosts(hosts) as ranks:
-        ranks.run(lambda group: group.all_reduce(np.ones(9), algorithm="hierarchical"), log=log)
-    found = {event.rank: (event.name, event.bytes) for event in log.events}
-    assert len(log.events) == 3
-    want = all_reduce_bytes("hierarchical", 9, 8, 3, hosts)
-    assert found == {rank: ("all_reduce", n) for rank, n in enumerate(want)}
 
 
 @pytest.mark.parametrize("transport", ["thread", "process"])

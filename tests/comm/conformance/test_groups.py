@@ -8,27 +8,8 @@ import numpy as np
 import pytest
 
 from minidist.errors import RankFailed
-from minidist.pieces import split_sizes
-from tests.comm.conformance.inputs import billed, mine, places, put, same
+from tests.comm.conformance.inputs import put
 from tests.comm.conformance.wrong_programs import OWN_GROUPS, refused, side_by_side
-
-
-def test_a_scatter_and_a_gather_are_an_all_reduce_in_bits_and_in_bytes_in_split_groups(ranks):
-    def worker(group, in_rank_order):
-        pair = group.split(group.rank % 2)  # ranks 0 and 2, ranks 1 and 3
-        want = mine(group.rank % 2, (1003,)) + mine(group.rank % 2 + 2, (1003,))
-        for x in places(pair, mine(group.rank, (1003,))):
-            got, once = billed(pair, lambda x=x: pair.all_reduce(x))
-            piece, first = billed(pair, lambda x=x: pair.reduce_scatter(x))
-            out, second = billed(
-                pair, lambda p=piece: pair.all_gather(put(pair, p), out=pair.empty(1003, "float64"))
-            )
-            assert same(got, want, in_rank_order) and same(out, want, in_rank_order)
-            assert first == 8 * (1003 - len(piece)) and first + second == once
-            assert len(piece) == split_sizes(1003, 2)[pair.rank]
-        return group.ledger.total
-
-    assert ranks(4).run(worker, ranks.in_rank_order) == [0] * 4
 
 
 def test_split_makes_groups_that_do_not_hear_each_other(ranks):

@@ -163,15 +163,6 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
     assert found == sent and mailbox.count == 149
 
 
-def test_no_old_message_reaches_the_next_run_from_a_ring():
-    (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.polled[0] = reader
-    for run in (1, 1, 2):
-        writer.put(key_of(0, run), (np.array(run), False))
-    mailbox.drop_runs_before(2)
-    assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
-
-
 def counted(reader):
     """Return a semaphore that counts the requests to be woken."""
     requests, request_wake_up = threading.Semaphore(0), reader.request_wake_up
@@ -202,17 +193,6 @@ def receiving(mailbox, requests, tag):
     yield
     thread.join(timeout=5)
     assert found and found[0][1][0] == tag
-
-
-def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
-    (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.polled[0], requests = reader, counted(reader)
-    large = (np.ones(LARGEST + 1, np.uint8), False)
-    assert not writer.put(key_of(1), large)
-    assert writer.put(key_of(2), (np.array(2), False)) and not writer.must_wake()
-    with receiving(mailbox, requests, 2):
-        reader.from_socket.append((key_of(1), large))
-        mailbox.notify()
 
 
 def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
@@ -255,31 +235,6 @@ def pair(cluster):
     if not all(ranks.run(lambda group: bool(group.fabric.mailbox.polled))):
         pytest.skip("ring buffers need an x86-64 processor, and a core for each rank")
     return ranks
-
-
-def test_threads_that_wait_for_the_same_messages_share_them(pair):
-    def worker(group):
-        if group.rank == 0:
-            for n in range(2000):
-                group.send(np.array(n), to=1)
-                if n % 100 == 0:
-                    time.sleep(0.002)  # so that they fall asleep now and then
-            return None
-        found = [], []
-
-        def repeat(mine):
-            mine.extend(int(group.recv(0)) for _ in range(1000))
-
-        threads = [threading.Thread(target=repeat, args=(mine,)) for mine in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    first, second = pair.run(worker, timeout=60)[1]
-    assert sorted(first + second) == list(range(2000))
-    assert first == sorted(first) and second == sorted(second)
 
 
 def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
