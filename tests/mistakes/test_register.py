@@ -13,6 +13,7 @@ from minidist.course.lab import labs
 from minidist.tensor_parallel.parallel_attention import columns_of_heads
 from minidist.verify.mistakes.edits import NAMES, Edit, functions
 from minidist.verify.mistakes.register import Mistake, find, mistakes, mistakes_in, source
+from tests.grids import some
 from tests.planted import module_of, planted
 
 EVERY = list(mistakes().values())
@@ -58,8 +59,8 @@ def unknown(text, path, names):
     return used - bound - known - {None}
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_edit_applies_whatever_local_names_are_called_and_none_is_there_twice(path):
+def check_edits(path):
+    """Each applies, whatever local names are called; what it leaves differs from all others."""
     text, met = source(path), {}
     here = [m for m in EVERY + RIGHT if any(edit.path == path for edit in m.edits)]
     targets = {edit.name for m in here for edit in m.edits if edit.path == path}
@@ -77,6 +78,17 @@ def test_every_edit_applies_whatever_local_names_are_called_and_none_is_there_tw
         assert met.setdefault((*names, wrong), mistake.name) == mistake.name
 
 
+def test_every_mistake_applies_to_the_package():
+    for mistake in EVERY + RIGHT:
+        assert mistake.files() or not mistake.edits, mistake.name
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(None, marks=pytest.mark.slow)])
+def test_every_edit_applies_whatever_local_names_are_called_and_none_is_there_twice(count):
+    for path in some(PATHS, count or len(PATHS), "edits"):
+        check_edits(path)
+
+
 def test_every_task_of_a_lab_has_a_mistake_and_every_mistake_of_a_task_its_words():
     tasks = {task.id for lab in labs() for task in lab.tasks}
     assert tasks == {mistake.task for mistake in EVERY if mistake.task}
@@ -86,31 +98,28 @@ def test_every_task_of_a_lab_has_a_mistake_and_every_mistake_of_a_task_its_words
     assert len(set(said)) == len(said)
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("[a", "wrong.toml is not valid TOML"),
-        ('[a]\nfunction = "b.py:c"', "wrong.toml: a: an edit has function, by"),
-        ('[a]\nfunction = "b.py:c"\nby = "0"\nwhy = "0"', "wrong.toml: a: .*argument 'why'"),
-        ('[again]\nfunction = "b.py:c"\nby = "0"', "wrong.toml: again is in another file"),
-    ],
-)
-def test_a_file_that_is_not_as_it_should_be_is_refused(tmp_path, text, message):
-    (tmp_path / "first.toml").write_text('[again]\nfunction = "b.py:c"\nby = "0"')
-    (tmp_path / "wrong.toml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        mistakes(tmp_path)
+REFUSED = {
+    "[a": "wrong.toml is not valid TOML",
+    '[a]\nfunction = "b.py:c"': "wrong.toml: a: an edit has function, by",
+    '[a]\nfunction = "b.py:c"\nby = "0"\nwhy = "0"': "wrong.toml: a: .*argument 'why'",
+    '[again]\nfunction = "b.py:c"\nby = "0"': "wrong.toml: again is in another file",
+}
 
 
-def test_what_is_not_there_is_named():
+def test_what_is_wrong_in_a_file_or_not_there_is_refused(tmp_path):
+    for number, (text, message) in enumerate(REFUSED.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "first.toml").write_text('[again]\nfunction = "b.py:c"\nby = "0"')
+        (folder / "wrong.toml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            mistakes(folder)
     with pytest.raises(ValueError, match="there is no mistake 'nothing'"):
         find("nothing")
-    for function, message in {
-        "nowhere.py:f": "mistake m: minidist has no nowhere.py",
-        "rng.py:f": "mistake m: rng.py has no function f",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            Mistake("m", (Edit(function, "pass"),)).files()
+    with pytest.raises(ValueError, match=r"mistake m: minidist has no nowhere\.py"):
+        Mistake("m", (Edit("nowhere.py:f", "pass"),)).files()
+    with pytest.raises(ValueError, match=r"mistake m: rng\.py has no function f"):
+        Mistake("m", (Edit("rng.py:f", "pass"),)).files()
 
 
 def test_the_equal_runs_of_lesson_12_are_the_mistake_of_the_register():
