@@ -1,4 +1,7 @@
-"""The benchmark's arithmetic; what it measures is measured by `minidist bench`, not here."""
+"""The benchmark's arithmetic and its rows; what it measures is measured by `minidist bench`.
+
+What runs other packages, or whole suites, is slow.
+"""
 
 import importlib.util
 import json
@@ -6,19 +9,25 @@ import math
 import os
 import re
 import sys
+import time
 from functools import partial
 
+import numpy as np
 import pytest
 
 import minidist
+from minidist import nn, optim
 from minidist.backend import why_no_gpu
 from minidist.cli import main
-from minidist.observe.bench import checkpoint, comm, mpi, pipelines, steps, table
+from minidist.observe.bench import checkpoint, comm, pipelines, steps, table
 from minidist.observe.bench import gpu as gpu_bench
-from minidist.observe.bench.table import Peer, Rounds, line, slowest
-from minidist.observe.step_parts import median_seconds
+from minidist.observe.bench.table import HEAD, Peer, Rounds, line, markdown
+from minidist.observe.step_parts import ProcessClock, median_seconds
 from tests.clocks import clock_of_a_gpu
 from tests.comm.test_cluster import gone
+
+SMALL = {"vocab": 7, "width": 16, "heads": 2, "depth": 2, "context": 6, "batch": 4}
+PEERS = ["PyTorch", "torch.compile", "JAX"]
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -42,39 +51,109 @@ def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     assert words[:5] == ["label", "CPU", "1000.000", "ms", "MPICH"] and "mpi4py" in words
 
 
-@pytest.mark.parametrize("peer", [{"gpipe, m = 4": 10.0}, "PyTorch is not installed"])
-def test_a_pipeline_is_held_against_one_process_two_cores_and_its_peer_round_by_round(peer):
-    names = pipelines.ONE.format(4), pipelines.BOTH.format(4), "gpipe, m = 4, weights last"
-    ours = [dict(zip(names, seconds, strict=True)) for seconds in ((8, 10, 5), (16, 20, 10))]
-    found = Rounds({"ours": times, "PyTorch": peer} for times in ours)
-    row = pipelines.compared(found, names[-1])
-    assert row["name"] == names[-1] and row["note"].startswith("speed-up 1.60, at least 1.09")
-    assert (row["ratio"] == 0.75) == (row["note"] == "speed-up 1.60, at least 1.09")
-    assert (row["ratio"] is None) == row["note"].endswith("; PyTorch is not installed")
+def test_the_table_has_a_line_per_workload_and_a_dash_where_a_peer_is_missing():
+    found = Rounds([{"ours": {"x": 0.08, "x: products": 0.06}, "PyTorch": {"x": 0.1}, "JAX": "no"}])
+    rows = [steps.of_products(found, "x", None, 61_000_000)]
+    rows += [found.row("x", "x", peer) for peer in ("PyTorch", "JAX")]
+    text = markdown([steps.remark("machine", "a processor"), *rows])
+    assert text.splitlines() == [
+        "Measured on a processor:",
+        "",
+        f"| {' | '.join(HEAD)} |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| x | 80.0 ms | 60.0 ms | 75 % | 100 ms, 0.80 | - | - | 61 MB |",
+    ]
 
 
-def a_round_under_mpiexec(seconds: float) -> dict:
-    names = ["8 bytes", *(s + end for s in ("1 MB", "16 MB") for end in ("", ", new array"))]
-    found = {"ours": dict.fromkeys([*names, *mpi.STEPS], seconds)}
-    found["bare"] = dict.fromkeys(names, seconds / 2)
-    return found | {"process": dict.fromkeys(mpi.STEPS, 1.0), "NuMPItron": "not installed"}
+@pytest.fixture
+def measured(monkeypatch):
+    """Return the rows of a small Transformer and of a chain, whose peers say 1 s to everything."""
+
+    def peer(package, *work, **_):
+        works = json.loads(work[-1])
+        asked.append(works)
+        return lambda: dict.fromkeys(works, 1.0)
+
+    asked = []
+    works = {"words": ("transformer_step", SMALL), "ops": ("chain_step", {"operations": 10})}
+    monkeypatch.setattr(steps, "STEPS", works)
+    monkeypatch.setattr(steps, "peer", peer)
+    monkeypatch.setattr(table, "SETTLE", 0)
+    monkeypatch.setattr(
+        table, "median_seconds", lambda call, meet, *_: median_seconds(call, meet, 5)
+    )
+    return list(steps.rows(rounds=3)), asked
 
 
-def test_the_rows_of_mpi_are_ratios_a_difference_and_what_is_missing():
-    found = Rounds(a_round_under_mpiexec(seconds) for seconds in (10e-6, 20e-6, 90e-6))
-    compared = {(row["name"], row["peer"]): row for row in mpi.compared(found, 4)}
-    assert len(compared) == 9 and all("4 ranks" in name for name, _ in compared)
-    small = compared["all_reduce 8 bytes, 4 ranks", "bare"]
-    assert small["limit"] is None and small["note"] == "10.0 us more, at most 20"
-    large = compared["all_reduce 1 MB, new array, 4 ranks", "bare"]
-    assert (large["ratio"], large["limit"]) == (2.0, 1.1)
-    assert compared["step, tensor parallel, 4 ranks", "process"]["ratio"] == 20e-6
-    theirs = compared["step, data parallel, 4 ranks", "NuMPItron"]
-    assert (theirs["ratio"], theirs["limit"], theirs["note"]) == (None, 0.3, "not installed")
+def test_a_step_has_a_row_for_its_products_and_one_for_each_peer(measured):
+    machine, *others = measured[0]
+    assert machine["name"] == "machine" and "openblas" in machine["note"].lower()
+    names = [(row["name"], row["peer"]) for row in others]
+    assert names == [*(("words", peer) for peer in ["products", *PEERS]), ("ops", "PyTorch")]
+    products, *compared = others[:-1]
+    assert 0 < products["peer_ms"] < products["ours_ms"]
+    assert products["note"].startswith(f"products {100 / products['ratio']:.0f} %, peak 0 MB")
+    assert all(row["ratio"] == pytest.approx(row["ours_ms"] / 1e3) for row in compared)
+    eager, compiled, jax = measured[1]
+    assert list(eager) == ["words", "ops"] and list(compiled) == list(jax) == ["words"]
+    assert compiled["words"] == ["transformer_step", SMALL | {"compiled": True}]
+    assert eager["words"] == jax["words"] == ["transformer_step", SMALL]
 
 
-def test_the_slowest_rank_counts():
-    assert slowest([{"x": 1.0, "y": 4.0}, {"x": 2.0, "y": 3.0}]) == {"x": 2.0, "y": 4.0}
+def test_a_step_is_timed_by_what_it_does_and_not_by_what_it_waits_for():
+    clock = ProcessClock()
+    assert median_seconds(lambda: time.sleep(0.1), repeats=1, clock=clock) < 0.05
+    assert median_seconds(lambda: sum(range(1_000_000)), repeats=1, clock=clock) > 0.001
+
+
+def test_the_peak_is_what_a_step_holds_at_once_with_what_stays():
+    stays, passes = 3_000_000, 5_000_000
+
+    def prepare():
+        np.ones(3 * passes, np.uint8)  # no part of a step
+        kept = np.ones(stays, np.uint8)
+        return lambda: (kept.sum(), np.ones(passes, np.uint8))[0]
+
+    assert steps.peak_bytes(prepare) == pytest.approx(stays + passes, rel=0.01)
+
+
+@pytest.mark.slow
+def test_under_torch_compile_it_is_the_whole_loss_that_is_compiled(monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    from minidist.observe.bench import torch_peers
+
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda f: compiled.append(f()) or f)
+    make = partial(torch_peers.transformer_step, **SMALL)
+    make()()
+    assert not compiled
+    make(compiled=True)()
+    assert [loss.ndim for loss in compiled] == [0]
+
+
+@pytest.mark.parametrize("name", ["mlp_step", "transformer_step"])
+def test_jax_computes_our_losses_step_by_step(name):
+    pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    from minidist.observe.bench import jax_peers
+
+    random = np.random.default_rng(0)
+    if name == "mlp_step":
+        more = {"widths": (9, 8, 8, 5), "rows": 6}
+        inputs = random.standard_normal((6, 9), np.float32)
+        targets, model = random.integers(0, 5, 6), nn.MLP((9, 8, 8, 5))
+        optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    else:
+        more = SMALL
+        inputs, targets = random.integers(0, 7, (2, 4, 6))
+        model = nn.Transformer(*(SMALL[k] for k in ("vocab", "width", "heads", "depth", "context")))
+        optimizer = optim.AdamW(model.parameters(), lr=1e-4)
+    theirs = getattr(jax_peers, name)(**more)
+    for _ in range(4):
+        loss = nn.cross_entropy(model(inputs), targets)
+        assert float(theirs()) == pytest.approx(float(loss.data), rel=1e-5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def test_bench_mpi_without_mpiexec_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -85,10 +164,12 @@ def test_bench_mpi_without_mpiexec_says_what_to_install(monkeypatch, capsys, tmp
     assert re.fullmatch("minidist: mpiexec .* not found: pip install 'minidist\\[mpi\\]'\n", errors)
 
 
-def test_ranks_under_mpiexec_that_fail_are_an_error_with_their_own_words():
-    fails = [sys.executable, "-I", "-S", "-c", "raise ValueError('no')"]
-    with pytest.raises(RuntimeError, match=r"exit status 1\n(?s:.*)ValueError: no"):
-        table.printed_by(fails)
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_bench_gpu_without_a_gpu_says_why_in_one_line(capsys):
+    assert main(["bench", "gpu"]) == 2
+    printed = capsys.readouterr()
+    assert re.fullmatch("minidist: there is no GPU to measure. CuPy .*\n", printed.err)
+    assert printed.out == ""
 
 
 @pytest.mark.slow
@@ -102,13 +183,13 @@ def test_bench_mpi_measures_every_row_or_says_what_is_missing(capsys):
     assert all((row["ratio"] is None) == bool(row["note"]) for row in rows[-2:])
 
 
-SMALL = "width 8 depth 2 heads 2 context 4 batch 2 vocab 7 product 4 megabytes 1".split()
-SMALL = [f"--{word}" if word.isalpha() else word for word in SMALL]
+OPTIONS = "width 8 depth 2 heads 2 context 4 batch 2 vocab 7 product 4 megabytes 1".split()
+OPTIONS = [f"--{word}" if word.isalpha() else word for word in OPTIONS]
 
 
 @pytest.mark.gpu
 def test_bench_gpu_times_every_row_by_the_clock_of_the_device(device_bench, capsys):
-    assert main(["bench", "gpu", "--rounds", "2", "--json", *SMALL]) == 0
+    assert main(["bench", "gpu", "--rounds", "2", "--json", *OPTIONS]) == 0
     rows = json.loads(capsys.readouterr().out)
     steps, products = ["MLP step", "Transformer step"], ["product, float32", "product, float16"]
     sums = [f"all_reduce 1 MB, {ranks} ranks" for ranks in (2, 4)]
@@ -143,25 +224,6 @@ def test_what_a_step_asks_of_a_gpu_is_in_words_what_the_profiler_has_seen():
         gpu_bench.in_words([name for name in SEEN if not name[1]])
 
 
-def test_ranks_that_share_no_memory_of_a_gpu_have_one_time_and_say_why():
-    def row(ranks):
-        round = gpu_bench.shared_and_staged(ranks)
-        return Rounds([round]).row("label", "all_reduce", "staging")
-
-    alone = row([{"staging": 2.0}, {"staging": 3.0}])
-    assert (alone["ours_ms"], alone["ratio"]) == (3000.0, None) and "cannot share" in alone["note"]
-    shared = row([{"staging": 2.0, "all_reduce": 1.0}, {"staging": 3.0, "all_reduce": 1.5}])
-    assert (shared["ours_ms"], shared["ratio"], shared["note"]) == (1500.0, 0.5, "")
-
-
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
-def test_bench_gpu_without_a_gpu_says_why_in_one_line(capsys):
-    assert main(["bench", "gpu"]) == 2
-    printed = capsys.readouterr()
-    assert re.fullmatch("minidist: there is no GPU to measure. CuPy .*\n", printed.err)
-    assert printed.out == ""
-
-
 FAULTS = {
     "raise ImportError('libcudart.so')": "failed: ImportError: libcudart.so",
     "import sys; sys.exit(3)": "failed: exit status 3",
@@ -174,14 +236,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("code", FAULTS)
-def test_whatever_a_peer_does_its_answer_says_so(monkeypatch, code):
-    monkeypatch.setattr(table, "TIMEOUT", 0.5 if "sleep" in code else 60)
-    assert Peer([sys.executable, "-I", "-S", "-c", code])() == FAULTS[code]
-
-
-def test_a_command_that_cannot_be_started_is_an_answer_too(tmp_path):
+def test_whatever_a_peer_does_its_answer_says_so_and_it_is_not_run_again(monkeypatch, tmp_path):
+    for code, answer in FAULTS.items():
+        monkeypatch.setattr(table, "TIMEOUT", 0.5 if "sleep" in code else 60)
+        assert Peer([sys.executable, "-I", "-S", "-c", code])() == answer
     assert Peer([str(tmp_path / "mpiexec")])().startswith("failed: [Errno 2] No")
+    fails = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); raise ValueError('no')"
+    command = [sys.executable, "-I", "-S", "-c", fails]
+    peer = Peer(command)
+    assert [peer() for _ in range(3)] == ["failed: ValueError: no"] * 3
+    assert (tmp_path / "runs").read_text() == "x"
+    with pytest.raises(RuntimeError, match=r"exit status 1\n(?s:.*)ValueError: no"):
+        table.printed_by(command)
 
 
 def test_a_good_answer_is_its_last_line():
@@ -199,6 +265,7 @@ def test_a_peer_that_hangs_is_ended_with_all_its_processes(monkeypatch, tmp_path
     assert gone([int(note.read_text())])
 
 
+@pytest.mark.slow
 def test_the_steps_of_pytorch_have_a_time_each():
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     from minidist.observe.bench import torch_peers
@@ -207,13 +274,6 @@ def test_the_steps_of_pytorch_have_a_time_each():
     works = {"words": ("transformer_step", small), "mlp": ("mlp_step", {"widths": [4, 3]})}
     times = torch_peers.steps("cpu", json.dumps(works))
     assert times.keys() == works.keys() and all(seconds > 0 for seconds in times.values())
-
-
-def test_a_peer_that_has_failed_is_not_run_again(tmp_path):
-    code = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); raise ValueError('no')"
-    peer = Peer([sys.executable, "-I", "-S", "-c", code])
-    assert [peer() for _ in range(3)] == ["failed: ValueError: no"] * 3
-    assert (tmp_path / "runs").read_text() == "x"
 
 
 @pytest.fixture
@@ -237,23 +297,10 @@ def tiny(monkeypatch):
     monkeypatch.setattr(steps, "STEPS", works)
 
 
-PEERS = {  # what a package does when it is imported, and what becomes of its rows
-    "raises": ("raise ImportError('libcudart.so')", "failed: ImportError: libcudart.so"),
-    "aborts": ("import os; os.abort()", "failed: exit status"),
-    "hangs": ("import time; time.sleep(60)", "no answer within"),
-    "prints": ("import os; print('rubbish', flush=True); os._exit(0)", "failed: its last line is"),
-}
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("aborts", "prints")))
-        for name in PEERS
-    ]
-)
-def fake_peers(request, monkeypatch, tmp_path):
+@pytest.fixture
+def fake_peers(monkeypatch, tmp_path):
     """Put packages and an mpiexec in front of those that are there; return their note."""
-    code, note = PEERS[request.param]
+    code, note = "raise ImportError('libcudart.so')", "failed: ImportError: libcudart.so"
     for package in ("torch", "jax", "mpi4py"):
         (tmp_path / package).mkdir()
         for name in ("__init__.py", "__main__.py"):
@@ -266,11 +313,11 @@ def fake_peers(request, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     places = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
-    monkeypatch.setattr(table, "TIMEOUT", 0.5 if request.param == "hangs" else 60)
     monkeypatch.setattr(table, "COMPILING", 1)
     return note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["step", "comm", "pipeline"])
 def test_a_peer_that_fails_costs_its_own_rows_a_note(tiny, fake_peers, capsys, suite):
     assert main(["bench", suite, "--rounds", "1", "--json"]) == 0
