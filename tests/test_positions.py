@@ -1,12 +1,13 @@
 """Positions, and the layers that obey them: a part of a sequence is computed as on one device."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
-from minidist.backend import to_device, to_host
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 from tests.strategies import arrays, leaf, seeds
@@ -28,14 +29,6 @@ def test_positions_are_their_runs_in_order(held):
     assert all(a < b for a, b in held.runs)
 
 
-@pytest.mark.parametrize(
-    "runs", [((0, 8),), ((-1, 2),), ((3, 2),), ((0, 4), (2, 6)), ((4, 5), (0, 2))]
-)
-def test_runs_that_overlap_fall_or_leave_the_sequence_are_refused(runs):
-    with pytest.raises(ValueError, match="rise from 0 to 7"):
-        Positions(runs, T)
-
-
 @given(positions(), seeds)
 def test_dropout_of_a_part_is_the_part_of_dropout(held, seed):
     x, drop = arrays(3, T, 4, seed=seed), nn.Dropout(0.5, name="d")
@@ -44,17 +37,6 @@ def test_dropout_of_a_part_is_the_part_of_dropout(held, seed):
     part = Tensor(x[:, held.indices], requires_grad=True)
     own = drop(part, Randomness(1, 2, [4, 0, 9], positions=held))
     assert np.array_equal(own.data, whole[:, held.indices])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("runs", [((0, 7),), ((0, 2), (5, 7)), ((2, 3),), (), ((1, 4), (4, 6))])
-def test_a_gpu_drops_the_same_elements_of_a_part(runs):
-    drop, held = nn.Dropout(0.5, name="d"), Positions(runs, T)
-    x = leaf(3, len(held), 4)
-    own = drop(x, Randomness(1, 2, [4, 0, 9], positions=held)).data
-    there = Tensor(to_device(x.data, "gpu"), requires_grad=True)
-    got = drop(there, Randomness(1, 2, [4, 0, 9], positions=held)).data
-    assert np.array_equal(to_host(got), own)
 
 
 @given(positions(), seeds)
@@ -66,17 +48,31 @@ def test_an_embedding_looks_up_the_positions_that_it_is_told(held, seed):
     assert np.array_equal(own, whole[:, held.indices])
 
 
-def test_tokens_that_are_not_cut_as_the_positions_say_are_refused():
-    embedding = nn.TokenAndPosition(5, 3, 8, name="e")
-    tokens, held = np.zeros((2, 4), int), Positions(((0, 3),), 6)
-    with pytest.raises(ValueError, match=r"4 columns, at 3 positions .* tokens\[:, positions"):
-        embedding(tokens, Randomness(0, 0, [0, 1], positions=held))
-    with pytest.raises(ValueError, match="a sequence of 9, in a context of 8"):
-        embedding(tokens, Randomness(0, 0, [0, 1], positions=Positions(((0, 4),), 9)))
+def at(*runs, length=T):
+    return Randomness(0, 0, [0, 1], positions=Positions(runs, length))
 
 
-def test_attention_on_one_device_refuses_a_part_of_a_sequence():
-    model = nn.Transformer(5, 4, 2, 1, 8)
-    held = Positions(((0, 3),), 6)
-    with pytest.raises(ValueError, match=r"sees 3 of 6 positions; .* ring_attention"):
-        model(np.zeros((2, 3), int), Randomness(0, 0, [0, 1], positions=held))
+REFUSED = [
+    *[
+        (partial(Positions, runs, T), "rise from 0 to 7")
+        for runs in (((0, 8),), ((-1, 2),), ((3, 2),), ((0, 4), (2, 6)), ((4, 5), (0, 2)))
+    ],
+    (
+        lambda: nn.TokenAndPosition(5, 3, 8, name="e")(np.zeros((2, 4), int), at((0, 3))),
+        r"4 columns, at 3 positions .* tokens\[:, positions",
+    ),
+    (
+        lambda: nn.TokenAndPosition(5, 3, 8, name="e")(np.zeros((2, 4), int), at((0, 4), length=9)),
+        "a sequence of 9, in a context of 8",
+    ),
+    (
+        lambda: nn.Transformer(5, 4, 2, 1, 8)(np.zeros((2, 3), int), at((0, 3), length=6)),
+        r"sees 3 of 6 positions; .* ring_attention",
+    ),
+]
+
+
+def test_positions_that_are_none_or_do_not_fit_are_refused():
+    for call, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            call()
