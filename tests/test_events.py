@@ -9,7 +9,7 @@ import pytest
 from minidist import run
 from minidist.comm import fabric
 from minidist.events import Event, EventLog
-from tests.clocks import QueueClock, clock_of_a_gpu
+from tests.clocks import QueueClock
 
 
 @pytest.mark.parametrize("transport", ["process", "thread"])
@@ -40,8 +40,6 @@ def test_every_operation_of_every_rank_is_an_event_with_its_bytes(transport):
 def test_ranks_share_a_clock():
     def worker(group):
         group.barrier()
-        if group.rank == 0:
-            time.sleep(0.05)
         group.barrier()
 
     log = EventLog()
@@ -51,11 +49,6 @@ def test_ranks_share_a_clock():
     assert [event.rank for event in first] == [event.rank for event in last] == [0, 1, 2]
     for met in (first, last):  # nobody leaves before the last one has come
         assert min(event.end for event in met) >= max(event.start for event in met)
-    assert last[0].start >= max(event.start for event in first) + 0.05
-
-
-def test_without_a_log_there_is_none():
-    assert run(lambda group: group.log, 1, transport="thread") == [None]
 
 
 def test_a_log_with_a_device_s_clock_waits_for_nothing_until_its_seconds_are_read():
@@ -84,14 +77,6 @@ def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monk
     for rank in (0, 1):
         times = [(e.name, e.start, e.end) for e in log.events if e.rank == rank]
         assert times == [("barrier", 2.0, 3.0), ("work", 1.0, 4.0)]
-
-
-@pytest.mark.gpu
-def test_ranks_on_a_gpu_have_its_clock(monkeypatch):
-    monkeypatch.setattr(fabric, "clock", clock_of_a_gpu)
-    log = EventLog()
-    run(lambda group: group.barrier(), 2, transport="thread", device="gpu", log=log)
-    assert [e.seconds for e in log.events] == [0.25] * 2
 
 
 @pytest.mark.gpu
