@@ -65,20 +65,6 @@ def test_rows_and_targets_of_the_way_back_are_made_of_the_same_rows():
     assert model.targets(TOKENS[:0]).shape == (0, T + S + 1)
 
 
-def test_parameters_have_the_names_of_both_and_are_in_one_vector():
-    there, back = translators()
-    names = [*there.named_parameters(), *back.named_parameters()]
-    state = there.state() | back.state()
-    model = nn.Dual(there, back)
-    assert list(model.named_parameters()) == names and model.layers == [model]
-    assert {name.split(".")[0] for name in names} == {"there", "back"}
-    assert model.flat.size == sum(p.size for p in model.parameters())
-    assert all(layer.flat is None for layer in (*there.layers, *back.layers))
-    assert_same_bits(model.state(), state)
-    model.load_state(random_weights(nn.Dual(*translators())).state())
-    assert (model.state()["back.head.linear.weight"] != state["back.head.linear.weight"]).all()
-
-
 def test_the_loss_against_its_formula():
     for read in nn.dual.READS:
         model = model_of(0.7, read)

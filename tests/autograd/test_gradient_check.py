@@ -89,10 +89,6 @@ def test_gradcheck_sees_a_wrong_gradient():
         gradcheck(lambda a: Wrong()(a), np.arange(3.0))
 
 
-def test_gradcheck_returns_the_largest_error(place):
-    assert 0 <= gradcheck(lambda a: a * a, place(np.arange(3.0))) < 1e-8
-
-
 def test_max_shares_its_gradient_among_ties(place):
     x = Tensor(place(np.array([1.0, 3.0, 3.0])), requires_grad=True)
     x.max().backward()

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
-from minidist.rng import Randomness
 from tests.nn.differences import assert_gradients_are_differences
 from tests.strategies import (
     arrays,
@@ -35,26 +32,6 @@ def test_linear_starts_with_the_variance_that_its_activation_asks_for(activation
 def test_embedding_rows_start_small():
     weight = nn.Embedding(300, 200, dtype="float64").weight.data
     assert weight.std() == pytest.approx(0.02, rel=0.03)
-
-
-def masks(examples, step=0, name="dropout", seed=0, rate=0.4, width=50):
-    layer = nn.Dropout(rate, name=name)
-    x = Tensor(np.ones((len(examples), width)))
-    return layer(x, Randomness(seed, step, np.array(examples))).data
-
-
-@given(order=st.permutations(range(6)), cut=st.integers(0, 6))
-def test_dropout_is_the_same_on_any_split_of_the_batch(order, cut):
-    whole = masks(range(6))
-    parts = np.concatenate([masks(order[:cut]), masks(order[cut:])])
-    np.testing.assert_array_equal(parts, whole[list(order)])
-
-
-def test_dropout_differs_per_example_step_layer_and_seed():
-    first = masks([3])
-    others = [masks([4]), masks([3], step=1), masks([3], name="other"), masks([3], seed=1)]
-    for other in others:
-        assert not np.array_equal(first, other)
 
 
 def test_dropout_is_off_in_evaluation_and_at_rate_zero():

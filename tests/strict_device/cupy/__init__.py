@@ -45,7 +45,6 @@ from ._creation import (
 from ._functions import (
     append,
     argpartition,
-    array_equal,
     broadcast_to,
     concatenate,
     expand_dims,
@@ -59,7 +58,6 @@ from ._functions import (
     swapaxes,
     take,
     take_along_axis,
-    triu,
     unpackbits,
     where,
 )

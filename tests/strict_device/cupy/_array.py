@@ -116,9 +116,6 @@ class ndarray(Operators, Indexing, Reductions, Storage):
     def tolist(self):
         return self.get().tolist()
 
-    def tobytes(self, order="C"):
-        return self.get().tobytes(order)
-
     def __reduce__(self):
         """Pickle as a host array, unpickle on the current device (core.pyx:__reduce__)."""
         from ._creation import array
@@ -131,17 +128,11 @@ class ndarray(Operators, Indexing, Reductions, Storage):
     def __float__(self):
         return float(self.get())
 
-    def __complex__(self):
-        return complex(self.get())
-
     def __repr__(self):
         return repr(self.get())
 
     def __str__(self):
         return str(self.get())
-
-    def __format__(self, format_spec):
-        return format(self.get(), format_spec)
 
     def __bool__(self):
         """Copy one element to the host and wait for it (core.pyx:__nonzero__)."""
@@ -157,9 +148,6 @@ class ndarray(Operators, Indexing, Reductions, Storage):
         if self.ndim == 0:
             raise TypeError("iteration over a 0-d array")
         return (self[i] for i in range(len(self)))
-
-    def __copy__(self):
-        return self.copy()
 
     def __deepcopy__(self, memo):
         with self.device:

@@ -70,10 +70,6 @@ def take_along_axis(a, indices, axis):
     return launch(np.take_along_axis(x, places % x.shape[axis], axis))
 
 
-def triu(m, k=0):
-    return launch(np.triu(operands(m)[0], k))
-
-
 def where(condition, x=None, y=None):
     """Choose by element; numbers may be Python's (_sorting/search.py:where)."""
     if x is None or y is None:
@@ -81,11 +77,6 @@ def where(condition, x=None, y=None):
     mask, *values = operands(condition)[0], operand(x), operand(y)
     dtype = np.result_type(*values)
     return launch(np.where(mask, *(np.asarray(v, dtype) for v in values)))
-
-
-def array_equal(a1, a2, equal_nan=False):
-    """Return a device array of no dimension (_logic/comparison.py:array_equal)."""
-    return launch(np.array_equal(*operands(a1, a2), equal_nan=equal_nan))
 
 
 def sum(a, axis=None, dtype=None, out=None, keepdims=False):

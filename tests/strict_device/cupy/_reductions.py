@@ -42,25 +42,3 @@ class Reductions(Storage):
     def argsort(self, axis=-1):
         """Sort stably, as Thrust does (_routines_sorting.pyx:_ndarray_argsort)."""
         return launch(operand(self).argsort(axis, kind="stable"))
-
-    def cumsum(self, axis=None, dtype=None, out=None):
-        with np.errstate(all="ignore"):
-            host = operand(self).cumsum(axis, dtype)
-        return launch(host) if out is None else store(out, host)
-
-    def _add_reduceat(self, indices, axis, dtype, out):
-        """Subtract prefix sums (_routines_indexing.pyx:_add_reduceat): their rounding stays.
-
-        CuPy's `append` copies the length of the axis up to the device; its scan adds in another
-        order than this one, which is sequential.
-        """
-        import cupy
-
-        axis %= self.ndim
-        ends = cupy.append(indices, self.shape[axis])
-        sums = self.cumsum(axis, dtype)
-        first = cupy.zeros([1 if i == axis else n for i, n in enumerate(self.shape)], sums.dtype)
-        sums = cupy.concatenate((first, sums), axis)
-        mask = (ends[:-1] >= ends[1:]).reshape(-1, *[1] * (self.ndim - axis - 1))
-        runs = sums.take(ends[1:], axis) - sums.take(ends[:-1], axis)
-        return cupy.where(mask, self.take(ends[:-1], axis), runs)

@@ -23,7 +23,7 @@ def kind(t: type) -> int:
 
 
 class ufunc:
-    """A function by element; call it, or `at`, `reduce`, `accumulate`, `reduceat`."""
+    """A function by element; call it, or `at`, `reduce`."""
 
     def __init__(self, name: str, function=None, path: str = "cupy"):
         self.__name__ = self.name = name
@@ -97,11 +97,6 @@ class ufunc:
             raise NotImplementedError(f"`cupy_{self.name}.reduce` is not supported yet")
         method = array.sum if self.name == "add" else array.prod
         return method(axis, dtype, out, keepdims)
-
-    def reduceat(self, array, indices, axis=0, dtype=None, out=None):
-        if self.name != "add":
-            raise NotImplementedError(f"`cupy_{self.name}.reduceat` is not supported yet")
-        return array._add_reduceat(indices, axis, dtype, out)
 
 
 def fits(given: np.dtype, weak: type | None, wanted: np.dtype) -> bool:
