@@ -16,12 +16,6 @@ from tests.strategies import assert_same_bits
 SETTINGS = Settings(steps=3, batch=6, context=8, width=12, micro_batches=1)
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "bcdfg", "five characters")
 OTHER = Text(np.random.default_rng(1).integers(0, 4, 400), "aceh", "others").including("bcdfg")
-GROW = {
-    "the same": (TEXT, {}),
-    "a text": (OTHER, {}),
-    "blocks": (TEXT, {"depth": 4}),
-    "both": (OTHER, {"depth": 3}),
-}
 
 
 def grown(cluster, folder, text, more, mesh=None, **options):
@@ -33,8 +27,7 @@ def grown(cluster, folder, text, more, mesh=None, **options):
     return before, cluster(settings.ranks, "thread").run(train, text, settings, keep)[0][1]
 
 
-@pytest.mark.parametrize("experts", [0, 3])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("experts, tied", [(0, True), (3, False)])
 def test_more_blocks_leave_every_bit_of_the_logits(cluster, tmp_path, experts, tied):
     options = {"experts": experts, "tied": tied}
     before, after = grown(cluster, tmp_path, TEXT, {"depth": 4}, **options)
@@ -71,20 +64,17 @@ def test_old_characters_keep_their_rows_and_new_ones_are_drawn_by_name(cluster, 
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}], ids=str)
-@pytest.mark.parametrize(
-    "how", ["both", *(pytest.param(h, marks=pytest.mark.slow) for h in GROW if h != "both")]
-)
-def test_every_mesh_begins_with_the_same_larger_model(cluster, tmp_path, how, mesh):
-    text, more = GROW[how]
-    want = grown(cluster, tmp_path / "one", text, more)[1]
-    assert_same_bits(grown(cluster, tmp_path / "many", text, more, mesh)[1], want)
+def test_every_mesh_begins_with_the_same_larger_model(cluster, tmp_path, mesh):
+    want = grown(cluster, tmp_path / "one", OTHER, {"depth": 3})[1]
+    assert_same_bits(grown(cluster, tmp_path / "many", OTHER, {"depth": 3}, mesh)[1], want)
 
 
 LLAMA = {"model": "llama", "width": 16, "heads": 4, "kv_heads": 2}  # tp=4: two ranks share a head
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("mesh", [{"tp": 4}, {"pp": 2, "tp": 2}, {"dp": 2, "zero": 1}], ids=str)
+@pytest.mark.parametrize(
+    "mesh, tied", [({"tp": 4}, True), ({"pp": 2, "tp": 2}, False), ({"dp": 2, "zero": 1}, True)]
+)
 def test_a_llama_goes_on_with_every_bit_on_every_mesh_and_grows(cluster, tmp_path, mesh, tied):
     options = LLAMA | {"tied": tied}
     before, after = grown(cluster, tmp_path / "as it is", TEXT, {}, mesh, **options)
