@@ -68,7 +68,7 @@ ITS_LAB = "the lab (default: the one that lab.txt in DIR names)", str, "NAME"
 FIRST_LAB = "the lab (default: the one that the first lab.txt names)", str, "NAME"
 RESULTS = "the folder of the results (default: FOLDER.results)", Path, "DIR"
 LIMIT = "time limit of each task", SECONDS
-HIDDEN = "of the hidden questions, or a file that has it (default: random)", read_seed
+HIDDEN = "of the hidden numbers, or a file that has it (default: random)", read_seed
 
 
 @dataclass
@@ -130,7 +130,7 @@ class ExportCommand(Command):
 
 @dataclass
 class TestCommand(Command):
-    """Ask the public questions; exit status 1 if an answer is wrong."""
+    """Run the tests with public numbers; exit status 1 if one fails."""
 
     task: str | None = option("only this one, as 4.2", metavar="TASK")
     watch: bool = flag("test again whenever a file of the lab is saved, until Ctrl-C")
@@ -161,7 +161,7 @@ class TestCommand(Command):
 
 @dataclass
 class GradeCommand(Command):
-    """Ask the same questions with hidden numbers, and give points. The exit status is 0
+    """Run the same tests with hidden numbers, and give points. The exit status is 0
     whatever the points, and 2 if there was nothing to grade."""
 
     folder: Path = argument(*HANDED_IN)
@@ -206,7 +206,7 @@ class GradeCommand(Command):
 
 @dataclass
 class GradeAllCommand(Command):
-    """Grade every subfolder and .zip of a folder with the same hidden questions. Each result is
+    """Grade every subfolder and .zip of a folder with the same hidden numbers. Each result is
     saved at once: an interrupted run goes on where it was, and changed files are graded
     again. At the end: the points' distribution, the tasks that most failed, the causes."""
 
@@ -275,8 +275,8 @@ ACTIONS: dict[str, tuple[type[Command], str]] = {
     "list": (ListCommand, "list the labs, their tasks and points"),
     "new": (NewCommand, "write a starter"),
     "export": (ExportCommand, "write what a teacher hands out and grades with"),
-    "test": (TestCommand, "test a folder with the public questions"),
-    "grade": (GradeCommand, "grade a folder with hidden questions"),
+    "test": (TestCommand, "test a folder with public numbers"),
+    "grade": (GradeCommand, "grade a folder with hidden numbers"),
     "grade-all": (GradeAllCommand, "grade all submissions in a folder, side by side"),
 }
 

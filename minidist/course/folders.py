@@ -78,7 +78,7 @@ def graded(
         why = f"{shown} has no {LABEL}, which names its lab; pass the name: --lab NAME"
         raise WrongInput(why if folder.exists() else f"there is no folder {shown}")
     if lab_named and lab_named != name:
-        why = f"its {LABEL} says {lab_named[:40]!r}, the questions are of {name!r}"
+        why = f"its {LABEL} says {lab_named[:40]!r}, the tests are of {name!r}"
         print(f"minidist: {shown}: {why}", file=sys.stderr)
     grade = property_lab.grade if name == MUTANTS else grader.grade
     made_for = made_for.strip().lower()

@@ -77,9 +77,9 @@ minidist lab test .
 minidist lab test . --task {lab.number}.1 --watch
 ```
 
-The questions of a task are in groups, such as one or two ranks, and any number of them. A group
-earns its share of the points if all its questions are answered correctly within the time limit; the
-grader asks the same questions with other numbers.
+The tests of a task are in groups, such as one or two ranks, and any number of them. A group earns
+its share of the points if all its tests pass within the time limit; the grader runs the same tests
+with other numbers.
 
 {chr(10).join(_task(task) for task in lab.tasks)}{_written(lab)}"""
 

@@ -145,7 +145,7 @@ def test_a_folder_of_another_lab_is_named(tmp_path, capsys):
     arguments = ["grade", str(tmp_path / "mine"), "--lab", "collectives", "--format", "junit"]
     assert main(["lab", *arguments]) == 0
     said = capsys.readouterr()
-    assert "its lab.txt says 'splits', the questions are of 'collectives'" in said.err
+    assert "its lab.txt says 'splits', the tests are of 'collectives'" in said.err
     suite = ElementTree.fromstring(said.out).find(".//testsuite")
     assert suite.get("failures") == suite.get("tests")
 

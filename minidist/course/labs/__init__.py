@@ -1,8 +1,4 @@
-"""A folder per lab; and what the probes, which run beside a student's code, need of the course.
-
-A probe returns {name: what makes an array of numbers, truth values or text}; it knows no answer. In
-the sandbox this file, ranks.py and one lab's probes are all that there is of the course.
-"""
+"""A folder per lab. In the sandbox the course is this, ranks.py and a part of a lab's tests."""
 
 
 def load(name: str) -> dict:

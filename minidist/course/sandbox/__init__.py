@@ -2,13 +2,13 @@
 
     grader       knows the answers; never imports the student's code
     supervisor   inside/__main__.py: starts the student's process, watches it, leaves nothing of it
-    student      inside/student.py: becomes another user, gets its limits, answers questions
+    student      inside/student.py: becomes another user, gets its limits, answers calls
 
 What is protected is the machine (time, memory, processes, files, network), the hidden seed and the
 verdict:
 
 - A separate process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing,
-  pytest, the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
+  pytest, the lab's tests, this sandbox's own) end or spoil one task. It gets calls, no answers.
 - The kernel and the supervisor limit time, memory, processes, the size of each file and of all
   files together. Linux on x86-64 and arm64 refuses memory that belongs to no process: files of
   memory, System V's segments and queues, a namespace of one's own with a file system of memory.
@@ -25,7 +25,7 @@ A grade says in its line "defences" which of the last two the machine had, and w
 not prevented. Where students are not trusted, install bubblewrap or be root. Never prevented:
 
 - The copy of minidist lacks the bodies of the tasks, but the reference is public. The student's
-  code can also falsify a ledger, a clock or a probe, which run in its process. A wrong number earns
+  code can also falsify a ledger, a clock, or what the lab's tests run inside. A wrong number earns
   nothing, but a right one can come from elsewhere. Where cheating matters, read the code.
 - The memory of all processes together is measured every 0.1 s; in between more can be taken.
 - Files that are removed while they are open count for no limit of all files together: 30 of 64 MB
