@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, run
-from minidist.autograd import Function
 from minidist.events import EventLog
 from minidist.pipeline_parallel import branch_placement
 from minidist.verify.compare import compare
@@ -16,13 +15,6 @@ from minidist.verify.strategies.cases import listed
 from tests.strategies import arrays, seeds
 
 siamese_worker = worker_of(STRATEGIES["siamese"])
-
-
-def judge(ranks, case, worker=siamese_worker, bound=1e-9, **options):
-    """Run a case on ranks; return the comparison with one device, and the bytes moved."""
-    outcomes = ranks.run(lambda group: worker(group, case, **options))
-    comparison = compare([o.gradients for o in outcomes], one_device(case), bound)
-    return comparison, sum(outcome.bytes for outcome in outcomes)
 
 
 @st.composite
@@ -112,34 +104,6 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
     for got in cluster(4, "thread").run(worker, case):
         comparison = compare([want | got], want)
         assert comparison.ok, comparison
-
-
-class Meeting(Function):
-    """The identity; both ranks must be in its forward, and in its backward, at the same time."""
-
-    def __init__(self, group):
-        self.group = group
-
-    def forward(self, x):
-        self.group.barrier()
-        return x.copy()
-
-    def backward(self, grad):
-        self.group.barrier()
-        return grad
-
-
-@pytest.mark.parametrize("transport", ["process"])
-def test_both_branches_are_in_forward_at_once_and_in_backward_at_once(cluster, transport):
-    """A barrier inside the branch: were one branch to wait for the other, nothing would move."""
-
-    def worker(group, case):
-        meetings, embed = group.split(0), case.model.embed
-        case.model.embed = lambda x, randomness: Meeting(meetings)(embed(x, randomness))
-        return siamese_worker(group, case)
-
-    comparison, _ = judge(cluster(2, transport), listed("siamese", 2)[0], worker)
-    assert comparison.ok, comparison
 
 
 def names_and_calls(group, case):

@@ -11,7 +11,7 @@ from minidist import nn
 from minidist.errors import CommError, RankDied, RankFailed
 from minidist.events import EventLog
 from minidist.nn.datasets import Batch
-from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
+from minidist.pipeline_parallel import Pipeline, add_communication, programs
 from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
@@ -20,9 +20,8 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
     last_stage,
-    updates,
 )
-from minidist.pipeline_parallel.executor import Sums, execute, steps
+from minidist.pipeline_parallel.executor import execute, steps
 from tests.strategies import arrays, every_program, linear_extensions
 
 
@@ -110,29 +109,6 @@ def test_every_parameter_ends_with_every_micro_batch_once(cluster, p, ms):
         for _, bare, _, _ in every_program([p], [m]):
             made += [add_communication(bare, rendezvous_safe=safe) for safe in (False, True)]
         assert_every_parameter_gets_every_micro_batch_once(cluster(p, "thread"), made, m)
-
-
-class Copying(Sums):
-    """Copies a stage's gradient where its sum would begin."""
-
-    def begin(self, stage):
-        stage.summed = stage.gradient.copy()
-
-
-@pytest.mark.parametrize("p", [1, 3])
-def test_a_sum_finds_every_micro_batch_in_the_gradient(cluster, p):
-    def worker(group, made, m):
-        for ours in made:
-            own, last = ours.placement[group.rank], last_stage(ours.placement)
-            stages = [CountingStage(k == 0, k == last, m) for k in own]
-            execute(ours[group.rank], group, stages, Copying())
-            for stage in stages:
-                assert stage.summed.tolist() == [1] * m == stage.gradient.tolist()
-
-    for m in (1, 4):
-        bare = [found for _, found, _, _ in every_program([p], [m]) if not updates(found)]
-        made = [add_communication(add_reductions(found)) for found in bare]
-        cluster(p, "thread").run(worker, made, m)
 
 
 @given(drawn=linear_extensions())

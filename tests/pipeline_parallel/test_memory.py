@@ -153,10 +153,6 @@ def most_in_flight(program, kinds):
     return most
 
 
-def kinds_of(own, stages):
-    return [of_one_micro_batch(k == 0, k == stages - 1) for k in own]
-
-
 def test_a_rank_holds_what_its_program_says_and_its_peak_stash_counts(cluster):
     for schedule, p, m, options in (
         ("layer_split", 2, 3, {}),

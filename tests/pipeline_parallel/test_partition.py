@@ -15,7 +15,6 @@ from minidist.pipeline_parallel.partition import (
     measured_costs,
     partition,
 )
-from minidist.rng import Randomness
 from tests.clocks import QueueClock, clock_of_a_gpu
 from tests.strategies import arrays, assert_same_bits
 
@@ -84,20 +83,6 @@ def test_products_of_tensors_count_and_layers_without_products_cost_nothing():
 
     model = nn.Sequential([nn.LayerNorm(4, dtype="float64"), nn.Dropout(0.0), Square()])
     assert counted_costs(model, arrays(2, 3, 4)) == [0, 0, 2 * 3 * 3 * 4]
-
-
-def test_a_model_that_drops_out_is_given_its_randomness():
-    model = transformer(dropout=0.2)
-    x, randomness = tokens(model), Randomness(0, 0, np.arange(3))
-    assert counted_costs(model, x, randomness) == counted_costs(transformer(), x)
-    assert len(measured_costs(model, x, randomness, repeats=1)) == 4
-
-
-def test_measured_costs_find_the_slow_head_of_a_transformer():
-    model = transformer(vocab=20000, width=32, depth=2, context=16)  # head: 48 blocks' products
-    costs = measured_costs(model, tokens(model, B=4))
-    assert len(costs) == 4 and min(costs) > 0
-    assert partition(costs, 2)[-1] == range(3, 4)
 
 
 def test_measuring_and_counting_leave_the_model_as_it_is():

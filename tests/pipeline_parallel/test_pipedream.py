@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from minidist import nn, optim
 from minidist.nn.datasets import Batch
-from minidist.pipeline_parallel import PipeDream
+from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.holders import cut_of
 from minidist.verify.strategies import Case
 from minidist.verify.strategies.pipedream import replay
 from tests import causes
 from tests.pipeline_parallel.training import micro_batches_of
-from tests.strategies import arrays, assert_same_bits, compositions, cuts, seeds
+from tests.strategies import arrays, assert_same_bits, cuts, seeds
 
 SCHEMES = ("weight_stashing", "vertical_sync", "2bw")
 
@@ -52,7 +52,7 @@ def stream_of(case, count):
     return [replace(part, total=max(1, part.targets.size)) for part in stream]
 
 
-def train(group, case, scheme, count, optimizer, options, streams=1):
+def train(group, case, scheme, count, optimizer, options):
     """Return what the rank has used and has at the end; and what it kept, counted from outside."""
     pipe = PipeDream(case.model, group, optimizer, scheme, case.loss, **options)
     weights = pipe.stage.weights
@@ -69,44 +69,32 @@ def train(group, case, scheme, count, optimizer, options, streams=1):
 
     for name in ("forward", "backward", "update"):
         setattr(pipe.stage, name, watched(getattr(pipe.stage, name)))
-    losses = [pipe.train(stream_of(case, count)) for _ in range(streams)]
+    pipe.train(stream_of(case, count))
     return {
         "used": pipe.used,
         "state": pipe.model.state(),
         "most": weights.most,
         "alive": max(alive, default=1),
-        "losses": losses,
     }
 
 
-def replay_worker(group, *args):
-    return replay(*args) if group.rank == 0 else None
-
-
 def bare_programs(p, scheme, count, options):
-    from minidist.pipeline_parallel import programs
-
     more = {k: v for k, v in options.items() if k in ("replicas", "update_every")}
     return programs("pipedream_2bw" if scheme == "2bw" else "pipedream", p, count, **more)
 
 
-def run_and_replay(ranks, case, scheme, count, optimizer=momentum, streams=1, **options):
+def run_and_replay(ranks, case, scheme, count, optimizer=momentum, **options):
     """Train on real ranks; return (what the ranks found, the weights, the replay's weights)."""
-    found = ranks.run(train, case, scheme, count, optimizer, options, streams)
+    found = ranks.run(train, case, scheme, count, optimizer, options)
     bare = bare_programs(ranks.size, scheme, count, options)
     stages = 1 + last_stage(bare.placement)
     versions, updates = [{} for _ in range(stages)], [[] for _ in range(stages)]
     for (k,), mine, program in zip(bare.placement, found, bare, strict=True):
-        at = [a.micro_batch for a in program if isinstance(a, Update)]
-        updates[k] = [b + stream * count for stream in range(streams) for b in at]
-        passes = len(mine["used"]) // streams
-        for n, (letter, b, version) in enumerate(mine["used"]):
-            if letter == "F":
-                versions[k][b + n // passes * count] = version
+        updates[k] = [a.micro_batch for a in program if isinstance(a, Update)]
+        versions[k] |= {b: version for letter, b, version in mine["used"] if letter == "F"}
     cut = cut_of(len(case.model.layers), stages, options.get("cut"))
-    stream = stream_of(case, count) * streams
-    args = (case.model, cut, stream, versions, updates, optimizer, case.loss)
-    want = ranks.run(replay_worker, *args)[0]
+    stream = stream_of(case, count)
+    want = replay(case.model, cut, stream, versions, updates, optimizer, case.loss)
     weights = {}
     for mine in found:
         for name, array in mine["state"].items():
@@ -121,13 +109,12 @@ def formula(scheme, b, p, s, every):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
-@pytest.mark.parametrize("optimizer", [momentum, adam])
+@pytest.mark.parametrize("p", [1, 2, 3])
 def test_versions_are_those_of_the_formula_for_both_passes_and_the_replay_has_the_same_bits(
-    cluster, scheme, p, optimizer
+    cluster, scheme, p
 ):
     ranks = cluster(p, "process" if p == 3 else "thread")
-    for count in (1, 3, 13) if optimizer is momentum else (13,):  # no rule decides what is used
+    for count, optimizer in ((1, momentum), (13, adam)):
         every = max(1, p - 1)
         options = [{}] if scheme != "2bw" else [{}, {"update_every": every + 1}]
         for more, case in product(options, (mlp_case(p + 1, 17), transformer_case(p + 1, 14))):
@@ -144,7 +131,7 @@ def test_versions_are_those_of_the_formula_for_both_passes_and_the_replay_has_th
             assert got.keys() == want.keys()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     p=st.integers(1, 4),
     scheme=st.sampled_from(SCHEMES),
@@ -170,7 +157,7 @@ def test_the_replay_has_the_same_bits_for_any_model_and_cut(
     assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3])
 def test_stashing_keeps_as_many_versions_as_stages_are_left_and_2bw_two(cluster, p):
     case, count = mlp_case(p, 14), 14
     for scheme, want in (
@@ -182,18 +169,6 @@ def test_stashing_keeps_as_many_versions_as_stages_are_left_and_2bw_two(cluster,
         found = cluster(p).run(train, case, scheme, count, momentum, {})
         assert [mine["alive"] for mine in found] == want, scheme
         assert [mine["most"] for mine in found] == want, scheme
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_second_stream_goes_on_where_the_first_one_ended(cluster, scheme):
-    case = mlp_case(4, 9)
-    found, got, want = run_and_replay(cluster(3), case, scheme, 5, adam, streams=2)
-    assert_same_bits(got, want)
-    for s, mine in enumerate(found):
-        newest = 5 if scheme != "2bw" else 3
-        for _, b, version in mine["used"][10:]:
-            assert version == newest + formula(scheme, b, 3, s, 2)
-        assert [len(losses) for losses in mine["losses"]] == ([5, 5] if s == 2 else [0, 0])
 
 
 def test_without_stashing_backward_uses_other_weights_than_forward_and_is_no_gradient(cluster):
@@ -210,11 +185,11 @@ def test_without_stashing_backward_uses_other_weights_than_forward_and_is_no_gra
     assert_same_bits(got, want)  # of one stage each minibatch ends before the next one begins
 
 
-@pytest.mark.parametrize("replicas", [r for p in (1, 2, 3, 4) for r in compositions(p)], ids=str)
+@pytest.mark.parametrize("replicas", [[2], [2, 1], [1, 2], [1, 1, 2]], ids=str)
 def test_replicas_take_turns_and_sum_what_a_round_brings(cluster, replicas):
     """1F1B-RR: replica b mod k, forward and backward; also where k does not divide m."""
     p = sum(replicas)
-    for count, optimizer in ((1, momentum), (7, adam), (8, momentum)):
+    for count, optimizer in ((1, momentum), (7, adam)):
         for case in (mlp_case(len(replicas) + 1, 11), transformer_case(len(replicas) + 1, 9)):
             found, got, want = run_and_replay(
                 cluster(p), case, "weight_stashing", count, optimizer, replicas=replicas
@@ -251,7 +226,7 @@ def test_2bw_is_gradient_descent_with_a_delay_of_one(cluster):
         np.testing.assert_allclose(got[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("scheme", ["weight_stashing", "vertical_sync", "2bw"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, scheme, dtype):
     """2048 + 1 is 2048 in float16, and 16777216 + 1 is 16777216 in float32."""

@@ -100,13 +100,6 @@ def assert_keeps_its_promises(p, m, times, latency, memory):
             assert result.makespan <= by_hand, f"longer than {schedule}: {times}, {latency=}"
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.slow)])
-def test_it_is_never_worse_than_1f1b_zb_h1_and_zb_h2_where_they_fit_and_keeps_its_memory(count):
-    random = Random(1)
-    for _ in range(count):
-        assert_keeps_its_promises(*drawn(random))
-
-
 fractions = st.fractions(0, 5, max_denominator=7)
 
 

@@ -241,31 +241,6 @@ def test_every_byte_is_counted_element_by_element(graph, machine, data):
     assert got.memory == want.memory
 
 
-def seconds_of(op, graph, machine):
-    """Return the roofline's time of an op on one rank."""
-    inputs, output = op.terms
-    shapes = [graph.values[name].shape for name in (*op.inputs, op.output)]
-    n = dict(zip("".join([*inputs, output]), [x for shape in shapes for x in shape], strict=True))
-    flops = math.prod(n.values()) * (2 if op.kind == "matmul" else 1)
-    read = sum(
-        math.prod(shape) * itemsize(graph, name)
-        for shape, name in zip(shapes, (*op.inputs, op.output), strict=True)
-    )
-    return machine.overhead + max(flops / machine.flops, read / machine.memory_bandwidth)
-
-
-@given(graph=index_graphs(), machine=machines(most=1))
-def test_on_one_rank_all_ops_follow_each_other(graph, machine):
-    found = Simulator(graph, machine)({op.output: Cut() for op in graph.ops})
-    learned, want = {n for n, v in graph.values.items() if v.kind == "parameter"}, 0
-    for op in graph.ops:
-        gradients = sum(name in learned for name in op.inputs)
-        learned |= {op.output} if gradients else set()
-        want += (1 + gradients) * seconds_of(op, graph, machine)
-    assert found.seconds == pytest.approx(want) and found.busy == [pytest.approx(want)]
-    assert found.sent == [0]
-
-
 def test_the_picture_of_the_file_second_by_second():
     strategy = {"y0": Cut((("b", 2),)), "y1": Cut((("p", 2),))}
     found = Simulator(TWO_LINEARS, Machine(2, 2, **FAST))(strategy)

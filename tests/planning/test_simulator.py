@@ -128,15 +128,6 @@ def test_a_clock_that_ticks_says_the_same(drawn, f, i, w, latency, buffer, safe)
         assert found.makespan == max(want)
 
 
-def test_durations_of_stages_follow_them_to_their_ranks():
-    made = [[Forward(0), Backward(0)], [Forward(0), Backward(0)]]
-    found = simulate(Programs(made, [[1], [0]]), [3, 5], [0, 0], [0, 0])
-    assert found.busy == [5, 3]
-    made[0][1:1] = [Forward(0, 1), Backward(0, 1)]
-    assert simulate(Programs(made, [[0, 1], [2]]), 3, 0, 0).busy == [4, 2]  # equal stages: 2 each
-    assert simulate(Programs(made, [[0, 1], [2]]), [3, 3], 0, 0).busy == [3, 3]
-
-
 def test_a_deadlock_names_the_action_before_which_each_rank_waits():
     with pytest.raises(Stuck, match="rank 0 before B0, rank 1 before F1") as caught:
         simulate(Programs([[Forward(0), Backward(0)], [Forward(1), Backward(1)]]))

@@ -92,24 +92,6 @@ def test_the_bytes_of_an_op_are_those_that_ranks_count(drawn):
     assert bytes_by_formula(*drawn) == 8 * found
 
 
-@given(one_op())
-def test_parts_that_hold_what_they_fetched_give_the_whole_op(drawn):
-    """Partition-n-reduce: the sums of what all ranks make of their parts, with whole numbers."""
-    factors, indices, shapes, letters, _ = drawn
-    expression = ",".join(indices[:-1]) + "->" + indices[-1]
-    random = np.random.default_rng(0)
-    arrays = [random.integers(-9, 9, shape) for shape in shapes[:-1]]
-    whole, total = np.einsum(expression, *arrays), 0
-    for rank in product(*map(range, factors)):
-        parts = [
-            array * part(array.shape, needed(letters, own), rank, factors)
-            for array, own in zip(arrays, indices, strict=False)
-        ]
-        mine = part(whole.shape, needed(letters, indices[-1]), rank, factors)
-        total = total + np.einsum(expression, *parts) * mine
-    assert np.array_equal(total, whole)
-
-
 @st.composite
 def sums(draw):
     """Draw terms over a few variables, in an order in which variables come and go."""

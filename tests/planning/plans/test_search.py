@@ -157,16 +157,6 @@ def test_what_is_found_is_simulated_and_fits_in_its_memory(case):
             assert one.seconds >= best.seconds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schedules, most", [(None, 30)])
-def test_three_thousand_ranks_are_searched_in_seconds_of_a_core(schedules, most):
-    """All schedules took 9.1 to 9.7 s, those in use 3.6 s, on an idle core; a neighbour costs."""
-    start = time.process_time()
-    best, *_ = search(size_of("1008b"), Machine(3072, 8, **A100), 3072, schedules=schedules)
-    assert time.process_time() - start < most
-    assert best.plan.tp == 8 and best.plan.pp >= best.plan.dp, in_short(best.plan)
-
-
 def test_the_ranks_of_one_copy_are_neighbours_on_cp_and_then_on_dp():
     for shards, (dp, pp, cp) in {1: (1, 1, 1), 2: (1, 1, 2), 4: (1, 2, 4), 8: (2, 2, 4)}.items():
         found = Plan(4, 2, cp=4, zero=1, shards=shards).one_copy
