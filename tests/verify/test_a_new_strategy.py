@@ -127,6 +127,7 @@ def test_it_is_listed_among_those_of_its_lesson_and_costed(run):
     assert run("-c", COSTS).startswith("through_rank_0, 2 x 16 x 8, ")
 
 
+@pytest.mark.slow
 def test_its_wrong_version_is_found_by_its_certificate_and_diagnosed(run):
     said = run("-m", "minidist", "mutants", "--name", "averaged_on_rank_0", "--json")
     (row,) = json.loads(said)
