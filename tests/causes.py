@@ -1,13 +1,9 @@
-"""The causes of wrong sums, norms and bytes.
-
-Each function takes numbers and returns the cause in words, or None if it knows none.
-"""
+"""The causes of wrong sums and bytes: numbers to words, or None where nothing is wrong."""
 
 from itertools import pairwise, product
 
 import numpy as np
 
-from minidist.errors import plural
 from minidist.pieces import split_ends
 
 NEAR = 1e-9
@@ -47,22 +43,6 @@ def listed(ranks):
     return ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))
 
 
-def of_norms(got, want):
-    """Return why the ranks' norms differ from the norm of the whole gradient."""
-    squares = np.square(got) / want**2
-    if np.allclose(squares, 1, NEAR, 0):
-        return None
-    ratios = ", ".join(f"{ratio:.4g}" for ratio in np.sqrt(squares))
-    message = f"the ranks' norms are {ratios} of one device's"
-    if abs(squares.sum() - 1) <= NEAR:
-        message += "; their squares add up to its square: each covers only what its rank holds"
-    elif np.ptp(squares) <= NEAR and abs(squares[0] - round(squares[0])) <= NEAR:
-        times = round(squares[0])
-        message += f"; the squared norm is {times} times too large: "
-        message += f"every element was counted {times} times"
-    return message
-
-
 def of_bytes_held(found, want, whole):
     """Return what takes more memory than it should: {what: bytes} on a rank; `whole`: unsplit."""
     for what, n in found.items():
@@ -77,28 +57,4 @@ def of_bytes_moved(found, want, operation):
     for rank, (n, formula) in enumerate(zip(found, want, strict=True)):
         if n != formula:
             return f"{operation}: by the ledger rank {rank} sent {n} bytes, not {formula}"
-    return None
-
-
-def of_versions(used, should=None):
-    """Return which pass of an asynchronous pipeline used the wrong version of the weights.
-
-    used    per stage ("F" or "B", minibatch, version), as recorded
-    should  (stage, minibatch) -> version
-    """
-    for stage, passes in enumerate(used):
-        forward = {b: version for letter, b, version in passes if letter == "F"}
-        for letter, b, version in passes:
-            if letter == "B" and forward.get(b, version) != version:
-                return (
-                    f"stage {stage}, minibatch {b}: forward with version {forward[b]}, backward "
-                    f"with version {version}: the weights were not stashed"
-                )
-            if should is not None and version != (want := should(stage, b)):
-                off = abs(version - want)
-                old = "older" if version < want else "newer"
-                return (
-                    f"stage {stage}, minibatch {b}: {letter} with version {version}, by the "
-                    f"formula {want}: {plural(off, 'update')} {old} than it should be"
-                )
     return None
