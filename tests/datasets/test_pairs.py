@@ -58,22 +58,6 @@ def test_a_vocabulary_is_the_closed_list_of_its_language():
     assert "".join(sorted(letters)) == " -adefghilmnorstuvwxyz"
 
 
-def test_a_hyphen_is_a_word_and_spaces_are_not():
-    words = pairs.vocabulary("en")
-    read = [words.words[t] for t in words.encode("one thousand twenty-one")]
-    assert read == ["one", "thousand", "twenty", "-", "one"]
-    letters = pairs.vocabulary("en", "characters")
-    assert [letters.words[t] for t in letters.encode("ten-a n")] == list("ten-a n")
-
-
-def test_decoding_ends_at_the_first_end_and_leaves_out_what_is_no_word():
-    words = pairs.vocabulary("en")
-    one, hundred = words.encode("one hundred")
-    assert words.decode([BEGIN, one, PAD, hundred, END, one, IGNORED]) == "one hundred"
-    assert words.decode([one, hundred]) == "one hundred"
-    assert words.decode([END, one]) == words.decode([]) == ""
-
-
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_inputs_and_targets_have_the_layout_of_a_translator(made, kind):
     data, (source, target) = made[kind], kind[0].split("-")

@@ -27,12 +27,6 @@ def test_after_the_last_hop_of_the_ring_every_piece_is_the_sum_of_all():
         assert numbers == [N] * N * N
 
 
-def test_the_cuts_have_the_work_that_the_lesson_counts():
-    words = " ".join(animations.zigzag(4).parts)
-    assert "hop 1: blocks per rank 0, 4, 4, 4" in words  # runs: rank 0 waits
-    assert words.count("blocks per rank 2, 2, 2, 2") == 1 + 4  # zig-zag: nobody does
-
-
 def test_a_device_is_its_linear_layer():
     device = Device("layers.0", 3, 0.0, 0.0, dtype="float64")
     x = Tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)

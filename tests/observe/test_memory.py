@@ -74,19 +74,6 @@ def test_the_differences_to_korthikanti_et_al_are_gelus_factor_the_deviations_an
         assert ours == pytest.approx(theirs + factor + deviations - scores, rel=1e-12)
 
 
-def test_the_sequence_split_divides_everything_and_the_matrix_split_all_but_ten():
-    """At t = 8, of 34 sbh the matrix split leaves 13 on each rank, the sequence split 4.25."""
-    B, T, C, H = 2, 8, 64, 8
-    sbh, scores = B * T * C, 5 * B * H * T * T
-    assert korthikanti_bytes(B, T, C, H) == 34 * sbh + scores
-    assert korthikanti_bytes(B, T, C, H, 8) == 13 * sbh + scores / 8
-    assert korthikanti_bytes(B, T, C, H, 8, True) == 4.25 * sbh + scores / 8
-    whole = block_activation_bytes(B, T, C, H, 4)
-    assert block_activation_bytes(B, T, C, H, 4, 8, True) * 8 == whole
-    by_matrices = block_activation_bytes(B, T, C, H, 4, 8)
-    assert by_matrices > block_activation_bytes(B, T, C, H, 4, 8, True)
-
-
 @both_splits
 def test_backward_lets_go_of_everything(cluster, kind):
     def worker(group):

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,14 +80,6 @@ def test_bytes_of_the_hops_are_the_closed_form_of_a_forward(question):
     sizes, n = list(map(len, held_by(question, found["owner"]))), question["bytes"]
     assert np.sum(found["sent"], 0).tolist() == [forward for forward, _ in ring_bytes(sizes, n)]
     assert (found["ring"], found["ulysses"]) == (ring_bytes(sizes, n), ulysses_bytes(sizes, n))
-
-
-def test_zigzag_balances_and_the_plain_cut_waits_as_lesson_14_counts():
-    for N in (2, 4, 8):
-        cuts = {each["cut"]: each for each in page.answer(**{**page.FIRST, "ranks": N})["cuts"]}
-        assert cuts["zigzag"] == {"cut": "zigzag", "balance": 1, "idle": 0}
-        assert 1 - cuts["plain"]["idle"] == pytest.approx((N / 2) / (N - 1 / 2), abs=0.01)
-        assert cuts["plain"]["idle"] > cuts["turns"]["idle"] > 0
 
 
 def test_a_cut_of_the_reader_is_compared_with_the_others():

@@ -10,7 +10,7 @@ import pytest
 from minidist.comm import collectives as on
 from minidist.observe.pages import answers
 from minidist.observe.pages import collectives as page
-from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes
+from minidist.planning.costs.collectives import all_reduce_bytes
 
 RANKS = range(2, 9)
 
@@ -68,19 +68,6 @@ def longest(found, step):
     return max((sum(found["slices"][a:b]) for _, _, a, b in step["messages"]), default=0)
 
 
-def test_on_two_levels_the_bytes_between_hosts_are_the_closed_form(recorded):
-    for N in RANKS:
-        found, hosts = recorded["hierarchical", N], hosts_of(N)
-        crossing = [
-            sum(found["slices"][a:b])
-            for step in found["steps"]
-            for source, to, a, b in step["messages"]
-            if hosts[source] != hosts[to]
-        ]
-        closed = level_bytes(page.ELEMENTS, 1, hosts)
-        assert sum(crossing) == sum(between for _, between in closed) == 2 * page.ELEMENTS
-
-
 def hosts_of(N):
     hosts = page.answer(N)["hosts"]
     assert 0 <= hosts.count(0) - hosts.count(1) <= 1
@@ -109,12 +96,3 @@ def test_the_table_of_the_site_has_every_question_and_is_small():
     assert set(table) == {f'{{"ranks":{N}}}' for N in RANKS}
     assert json.loads(json.dumps(table)) == table
     assert len(json.dumps(table)) < 200_000
-
-
-def test_the_text_has_every_message_and_whose_numbers_are_in_it():
-    text = page.as_text(page.answer(6))
-    assert "ring, 6 ranks" in text and "  1: 0 -> 1: 0 {0}\n" in text
-    assert "halving_doubling needs a power of two" in text
-    found = page.answer(6)["algorithms"].values()
-    steps = [step for each in found for step in each.get("steps", [])]
-    assert text.count(" -> ") == sum(len(step["messages"]) for step in steps)

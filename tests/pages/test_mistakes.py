@@ -49,11 +49,6 @@ def test_a_run_that_does_not_end_is_the_last_row_with_the_packages_table(monkeyp
     assert found["error"].startswith("Deadlock: every rank waits:\n  rank 0: waits in recv(")
 
 
-def test_what_a_rank_raises_is_in_the_row():
-    found = row("vocabularies_swapped", "vocab", case=3)
-    assert found["error"].startswith("RankFailed: ") and "\n" not in found["error"]
-
-
 def test_an_answer_has_a_row_per_case_and_the_process_that_asks_keeps_the_right_functions(
     monkeypatch,
 ):

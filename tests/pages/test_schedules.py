@@ -139,44 +139,11 @@ def test_a_text_is_never_the_name_of_a_file(tmp_path, monkeypatch):
     assert "root" not in json.dumps(answer(text="/etc/passwd"))
 
 
-def test_python_is_judged_by_the_numbers_that_were_asked():
-    source = (
-        "program = lambda rank, p, m: [f'F{i}' for i in range(3)] + [f'B{i}' for i in range(3)]"
-    )
-    fault = answer(python=source, p=2, m=2)["fault"]
-    assert (fault["rank"], fault["at"]) == (0, 2) and "F2 is foreign" in fault["message"]
-    assert answer(python=source, p=2, m=3)["fault"] is None
-    assert "micro-batch 3 goes 0 times" in answer(python=source, p=2, m=4)["fault"]["message"]
-
-
-def test_what_python_has_made_elsewhere_is_judged_without_running_it():
-    found = answer(python="raise SystemExit", made="rank 0 F0 B0", p=1, m=2)
-    assert found["p"] == 1 and "micro-batch 1 goes 0 times" in found["fault"]["message"]
-
-
 def test_the_limit_names_the_ranks_that_exceed_it():
     assert answer(**FIRST, limit="2")["drawing"]["over"] == [0, 1]
     assert answer(**FIRST, limit="4")["drawing"]["over"] == []
     zb_auto = answer(schedule="zb_auto", p=4, m=8, limit="2")["drawing"]
     assert zb_auto["over"] == [] and max(zb_auto["peak_stash"]) == 2
-
-
-def test_links_have_the_messages_between_ranks_and_their_bytes():
-    links = answer(schedule="zb_v", p=2, m=3, size="10")["drawing"]["links"]
-    assert links == [
-        {"source": 0, "to": 1, "activations": 3, "gradients": 3, "bytes": 60},
-        {"source": 1, "to": 0, "activations": 3, "gradients": 3, "bytes": 60},
-    ]
-    assert answer(schedule="zb_v", p=1, m=3)["drawing"]["links"] == []
-
-
-def test_an_action_says_what_it_needs_and_what_it_waited_for():
-    rows = answer(schedule="1f1b", p=2, m=2)["drawing"]["rows"]
-    first, last = rows[0][2], rows[1][1]
-    assert (first["name"], first["needs"], first["waited"]) == ("B0", [(0, 0), (1, 1)], (1, 1))
-    assert (last["name"], last["needs"], last["waited"]) == ("B0", [(1, 0)], None)
-    assert [s["name"] for s in rows[0] if s["critical"]] == ["F0", "B1"]
-    assert all(s["critical"] for s in rows[1])
 
 
 REFUSED = [  # a question, and what it is answered

@@ -184,11 +184,6 @@ def test_it_listens_on_loopback_alone(explore):
         socket.create_connection(("127.0.0.2", explore.server_port), timeout=5)
 
 
-def test_a_port_that_another_has_is_a_sentence(explore):
-    with pytest.raises(ValueError, match=f"port {explore.server_port}: .* leave --port out"):
-        server.Server(explore.server_port)
-
-
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(explore, monkeypatch):
     monkeypatch.setattr(server, "SECONDS", 0.3)
     deadline = time.monotonic() + 20
@@ -214,14 +209,6 @@ def test_a_client_that_goes_leaves_no_traceback(explore, capfd):
         client.sendall(b"GET /page.js HTTP/1.1\r\n")
     assert get(explore, "/page.js")[0] == 200
     assert capfd.readouterr().err == ""
-
-
-def test_what_a_reader_writes_is_answered_like_its_text(explore):
-    question = {"p": 3, "m": 4, "forward": "2"}
-    found = written(explore, GPIPE, **question)
-    text = schedules.answer(text=found["text"], **question)
-    assert found == as_json(text) | {"defences": found["defences"]}
-    assert found["drawing"] and found["m"] == 4
 
 
 def test_an_answer_says_which_defences_are_lacking():

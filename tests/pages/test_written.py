@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.observe.pages.schedules import answer
-from minidist.observe.pages.written import MOST_ACTIONS, text_of
+from minidist.observe.pages.written import text_of
 from minidist.pipeline_parallel import programs, read
 from minidist.pipeline_parallel.text import Unreadable, as_text
 
@@ -81,10 +81,3 @@ def test_whatever_goes_wrong_is_a_value_error_with_its_line():
         found = answer(python=source, p=2, m=1)
         assert found["fault"]["message"] == str(error.value).partition("\n")[0]
         assert found["fault"]["line"] == line and found["grid"] == []
-
-
-def test_the_most_actions_are_those_of_all_ranks_together():
-    half = f"program = lambda rank, p, m: ['F0'] * {MOST_ACTIONS // 2}"
-    assert sum(map(len, read(text_of(half, 2, 1)))) == MOST_ACTIONS
-    with pytest.raises(Unreadable, match=r"program\(2, 3, 1\) gives more than 20,000 actions"):
-        text_of(half, 3, 1)

@@ -1,7 +1,6 @@
 """The calculator in a browser, where Pyodide answers: no server, no NumPy, no network."""
 
 import json
-import re
 
 import pytest
 
@@ -71,17 +70,6 @@ def test_an_edit_redraws_within_a_fifth_of_a_second_and_is_in_the_address(opened
     page.wait_for_function("location.hash === '#tp=8&micro_batches=16'")
 
 
-def test_a_shared_link_restores_the_form_and_its_numbers(opened):
-    fields = {"model": "x", "dp": 2, "tp": 8, "recompute": "full", "flops": "989", "tied": "no"}
-    known = {name: value for name, value in fields.items() if name != "model"}
-    page = opened(address(**fields))
-    expect(page.locator("#glance dd").first).to_have_text(step(known), timeout=LOADED)
-    assert page.input_value("[data-state=flops]") == "989"
-    assert page.input_value("[data-state=recompute]") == "full"
-    assert not page.is_checked("[data-state=tied]")
-    assert (page.input_value("#models"), page.input_value("#machines")) == ("", "")
-
-
 def test_a_wrong_combination_shows_the_packages_sentence_until_it_is_mended(opened):
     page = opened(address(tp=3))
     fault = page.locator("#fault")
@@ -108,19 +96,6 @@ def test_a_published_run_fills_the_form_and_is_beside_its_prediction(opened):
     page.fill("[data-state=per_node]", "4")
     expect(page.locator(".bar")).to_have_count(2)
     assert page.input_value("#runs") == ""
-
-
-def test_a_number_unfolds_to_its_equation_function_and_test_and_stays_open(opened):
-    page = ready(opened, tp=8)
-    summary = page.locator("summary", has_text=re.compile(r"^\s*activations \d"))
-    number = page.locator("#sources-list details").filter(has=summary)
-    number.locator("summary").press("Enter")
-    said = calculator.SAID["memory"]["activations"]
-    for part in ("equation", "function", "test"):
-        expect(number).to_contain_text(said[part])
-    page.fill("[data-state=micro_batches]", "16")
-    expect(page.locator("#glance dd").first).to_have_text(step({"tp": 8, "micro_batches": 16}))
-    expect(number).to_have_attribute("open", "")
 
 
 def test_the_search_finds_plans_beside_the_form_and_a_plan_fills_it(opened):

@@ -74,19 +74,6 @@ def test_every_page_opens_from_the_address_that_is_printed(page, explore):
         expect(page.locator("h1")).to_have_text("Pages that answer back")
 
 
-def test_an_edit_is_answered_by_this_package_and_a_shared_link_restores_it(page):
-    schedules(page)
-    before = page.locator("#numbers dd").first.inner_text()
-    page.locator("#schedule").select_option("gpipe")
-    page.locator("#m").fill("32")
-    page.locator("#p").fill("8")
-    expect(page.locator("#numbers dd").first).not_to_have_text(before)
-    expect(page.locator("#numbers dd").first).to_contain_text("117")  # 3 (32 + 7)
-    page.reload()
-    expect(page.locator("#numbers dd").first).to_contain_text("117")
-    expect(page.locator("#schedule")).to_have_value("gpipe")
-
-
 def write(page, source):
     page.locator("#as-python").click()
     page.locator("#python").fill(source)
@@ -129,14 +116,6 @@ def test_run_it_certifies_on_four_real_ranks_and_draws_what_was_measured(page):
     )
     expect(page.locator("#measured svg")).to_have_count(2)
     expect(page.locator("#progress-words")).to_contain_text("times the simulated makespan")
-
-
-def test_a_run_is_cancelled(page):
-    schedules(page, "m=100")
-    page.get_by_role("button", name="Run it on real processes").click()
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#progress-words")).to_have_text("Cancelled.", timeout=20_000)
-    expect(page.get_by_role("button", name="Run it on real processes")).to_be_enabled()
 
 
 ATTACK = """async ([address, token]) => {

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from minidist.observe.pages import answers
-from minidist.observe.pages.build import STATIC
-from minidist.pipeline_parallel import SCHEDULES, programs, read, validate
+from minidist.pipeline_parallel import programs, read, validate
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate
 
@@ -66,14 +65,6 @@ def write(page, text):
     page.locator("#program").fill(text)
 
 
-def test_every_schedule_of_the_package_can_be_chosen():
-    page = (STATIC / "schedules.html").read_text("utf-8")
-    options = re.findall(r"<option(?: data-chunks=\"any\")?>(\w+)</option>", page)
-    assert options == list(SCHEDULES)
-    several = re.findall(r"<option data-chunks=\"any\">(\w+)</option>", page)
-    assert several == [name for name, kind in SCHEDULES.items() if kind.most_chunks is None]
-
-
 def test_the_first_drawing_is_there_before_python_is(opened):
     page = opened("index.html")
     page.route("**/pyodide_worker.js", lambda route: None)  # which never comes
@@ -122,16 +113,6 @@ def test_a_wrong_schedule_shows_its_grid_its_fault_and_a_mark(ready):
     expect(page.locator(f"{TIMELINE} .mark")).to_have_count(0)
 
 
-def test_a_text_that_cannot_be_read_is_marked_at_its_line_and_column(ready):
-    page = ready()
-    write(page, "rank 0 F0 B0\nrank 1 F0 X7\n")
-    expect(page.get_by_role("alert")).to_contain_text("line 2, column 11: 'X7' is no action")
-    expect(page.locator("#text-side .gutter .at")).to_have_text("2")
-    expect(page.locator("#timeline")).to_have_class(re.compile("old"))
-    write(page, "")
-    expect(page.get_by_role("alert")).to_contain_text("is empty; write a line per rank")
-
-
 @pytest.mark.parametrize(("side", "source"), [("program", None), ("python", PYTHON)])
 def test_a_shared_link_restores_the_state(ready, side, source):
     page = ready("#limit=3&beside=gpipe")
@@ -169,14 +150,6 @@ def test_an_endless_loop_is_stopped_with_a_sentence_and_the_page_answers_afterwa
     assert row(page, 0) == [f"F{i}" for i in range(8)] + [f"B{i}" for i in reversed(range(8))]
 
 
-def test_a_mistake_in_python_is_marked_at_its_line(ready):
-    page = ready()
-    page.get_by_role("button", name="In Python").click()
-    page.locator("#python").fill("def program(rank, p, m):\n    yield 'F0'\n    yield m / 0\n")
-    expect(page.get_by_role("alert")).to_contain_text("line 3: ZeroDivisionError")
-    expect(page.locator("#python-side .gutter .at")).to_have_text("3")
-
-
 def test_a_drag_inside_a_row_moves_an_action_and_edits_the_text(ready):
     page = ready("#p=2&m=4&schedule=zb_h1")
     before = row(page, 0)
@@ -190,26 +163,6 @@ def test_a_drag_inside_a_row_moves_an_action_and_edits_the_text(ready):
     assert [str(action) for action in read(page.locator("#program").input_value())[0]] == moved
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#schedule")).to_have_value("zb_h1")
-
-
-def test_keys_choose_an_action_and_move_it(ready):
-    page = ready("#p=2&m=4")
-    cell(page, 0, 0).focus()
-    page.keyboard.press("ArrowRight")
-    expect(cell(page, 0, 1)).to_be_focused()
-    page.keyboard.press("ArrowDown")
-    expect(cell(page, 1, 0)).to_be_focused()
-    page.keyboard.press("End")
-    expect(cell(page, 1, 7)).to_be_focused()
-    page.keyboard.press("Alt+ArrowLeft")
-    expect(cell(page, 1, 6)).to_be_focused()
-    expect(page.get_by_role("alert")).to_be_visible()  # B3 before F3 is wrong, and can be undone
-    assert row(page, 1)[-2:] == ["B3", "F3"]
-    page.keyboard.press("Alt+ArrowRight")
-    expect(page.locator("#fault")).to_be_hidden()
-    expect(cell(page, 1, 7)).to_be_focused()
-    page.get_by_role("button", name="Earlier").click()
-    expect(page.get_by_role("alert")).to_be_visible()
 
 
 def test_a_puzzle_is_solved_by_a_par_solution_and_not_by_a_worse_one(ready):
@@ -253,70 +206,6 @@ def test_what_it_saves_can_be_read(ready, tmp_path):
     drawing = ElementTree.parse(tmp_path / "schedule.svg").getroot()
     colors = {e.get("fill") for e in drawing.iter("{http://www.w3.org/2000/svg}rect")}
     assert "rgb(0, 114, 178)" in colors and not any("var" in color for color in colors)
-
-
-SERVED = '<head><meta name="minidist-token" content="a token">'
-
-
-@pytest.fixture
-def served(opened):
-    """A page as `minidist explore` serves it, and what it has posted; a double runs programs."""
-    page, posted, states = opened("index.html"), [], []
-
-    def serve(route):
-        path = route.request.url.rpartition("/")[2].partition("?")[0]
-        if route.request.method == "POST":
-            body = json.loads(route.request.post_data)
-            posted.append((path, body))
-            assert route.request.headers["x-token"] == "a token"
-            result = {"run": "7"} if path == "run" else {}
-            if path == "answer":
-                result = answers.answer(body)
-            elif path == "status":
-                result = states.pop(0) if len(states) > 1 else states[0]
-            route.fulfill(json=result)
-        elif path == "schedules.html":
-            page_text = route.fetch().text().replace("<head>", SERVED)
-            route.fulfill(body=page_text, content_type="text/html")
-        else:
-            route.continue_()
-
-    page.route("**/*", serve)
-    page.goto(page.url.replace("index.html", "schedules.html#p=2&m=2"))
-    return page, posted, states
-
-
-RUNNING = {"state": "running", "progress": "2 ranks run", "fraction": 0.5}
-DONE = {
-    "state": "done",
-    "progress": "measured 20 ms, 2 times the simulated makespan",
-    "fraction": 1.0,
-    "defences": "the median of 3 runs",
-    "certificate": {"ok": True, "words": "equal to one device", "rows": []},
-    "measured": {
-        "rows": [[{"name": "F0", "kind": "F", "start": 0.0, "end": 0.01}]],
-        "makespan": 0.02,
-    },
-    "simulated": {
-        "rows": [[{"name": "F0", "kind": "F", "start": 0.0, "end": 0.01}]],
-        "makespan": 0.01,
-    },
-    "ratio": 2.0,
-    "error": None,
-}
-
-
-def test_run_it_shows_progress_the_certificate_and_both_timelines_at_one_scale(served):
-    page, posted, states = served
-    states += [RUNNING, RUNNING, DONE]
-    page.get_by_role("button", name="Run it on real processes").click()
-    expect(page.locator("#progress-words")).to_have_text("2 ranks run")
-    expect(page.locator("#run-result")).to_contain_text("equal to one device")
-    expect(page.locator("#progress-words")).to_have_text(DONE["progress"])
-    cells = page.locator("#measured .cell rect")
-    widths = [cells.nth(i).get_attribute("width") for i in range(2)]
-    assert widths[0] == widths[1]
-    assert read(dict(posted)["run"]["text"]) == programs("1f1b", 2, 2)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
