@@ -9,12 +9,10 @@ from minidist import Tensor, nn, run
 from minidist.events import EventLog
 from minidist.pipeline_parallel import branch_placement
 from minidist.verify.compare import compare
-from minidist.verify.equivalence import check, worker_of
-from minidist.verify.strategies import STRATEGIES, Case, one_device
+from minidist.verify.equivalence import check
+from minidist.verify.strategies import Case, one_device
 from minidist.verify.strategies.cases import listed
 from tests.strategies import arrays, seeds
-
-siamese_worker = worker_of(STRATEGIES["siamese"])
 
 
 @st.composite

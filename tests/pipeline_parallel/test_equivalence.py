@@ -1,13 +1,9 @@
 """Every synchronous schedule, on real ranks, leaves what one device does: losses, gradients, steps.
 
-Drawn are models, batches, cuts and options; the full grid of schedules, ranks and micro-batches
-runs with -m slow.
+Drawn are models, batches, cuts and options.
 """
 
-from itertools import product
-
 import numpy as np
-import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +15,7 @@ from tests.pipeline_parallel.training import (
     mlp_case,
     transformer_case,
 )
-from tests.strategies import SYNCHRONOUS, chunks_of, cuts, fitting, pipelines, seeds
+from tests.strategies import cuts, pipelines, seeds
 
 
 @settings(max_examples=25)
@@ -80,30 +76,3 @@ def test_small_integers_come_out_equal_to_the_last_bit(cluster, pipeline, seed):
 
 def halves(parameters):
     return optim.SGD(parameters, lr=2.0**-4)
-
-
-FULL = [
-    (schedule, p, m)
-    for schedule, p, m in product(SYNCHRONOUS, range(1, 6), range(1, 13))
-    if fitting(schedule, p, m) == m
-]
-
-
-@pytest.mark.slow
-@pytest.mark.grid(12)
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["mlp", "tied", "untied"])
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
-def test_the_full_grid(cluster, schedule, kind):
-    for number, (_, p, m) in enumerate(row for row in FULL if row[0] == schedule):
-        chunks = chunks_of(schedule)
-        stages = p * chunks
-        if kind == "mlp":
-            case = mlp_case([3 + i % 3 for i in range(stages + 2)], 7, number)
-        else:
-            case = transformer_case(max(0, stages - 2), 5, number, kind == "tied", 0.2)
-        for recompute, last, safe in product([False, True], repeat=3):
-            options = {"recompute": recompute, "weights_last": last, "rendezvous_safe": safe}
-            more = {"schedule": schedule, "micro_batches": m, "chunks": chunks}
-            ranks = cluster(p, "thread")  # the everyday tests take processes
-            assert_equals_one_device(ranks, case, 1 + recompute, **more, **options)

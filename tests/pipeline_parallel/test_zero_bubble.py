@@ -60,13 +60,6 @@ def test_the_input_half_computes_no_weight_gradient_and_the_weight_half_computes
             assert halves == weights == list(range(m))
 
 
-def test_weights_last_is_one_product_per_weight(cluster):
-    for found in cluster(2).run(products_done, "1f1b", 6, True):
-        assert [row[0] for row in found[:-1]].count("backward_input") == 6
-        assert found[-1][:3] == ("backward_weights", list(range(6)), 2)
-        assert all(products == 0 and not gradient for _, _, products, gradient in found[:-1])
-
-
 class Slices(nn.Module):
     """Y = linear(X[:, :2]) + X[:, 2:]: what a function does to X itself may be deferred."""
 

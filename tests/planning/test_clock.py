@@ -44,7 +44,9 @@ def ticking(tasks):
     return ends
 
 
-def check(tasks):
+@settings(max_examples=100)
+@given(tasks=task_graphs())
+def test_a_clock_that_ticks_says_the_same(tasks):
     got, want = [end for _, end in tasks.times()], ticking(tasks)
     for device in set(tasks.devices):
         own = [task for task in range(len(got)) if tasks.devices[task] == device]
@@ -56,9 +58,3 @@ def check(tasks):
         ]
         assert not overlaps, overlaps[0]
     assert got == want
-
-
-@settings(max_examples=100)
-@given(tasks=task_graphs())
-def test_a_clock_that_ticks_says_the_same(tasks):
-    check(tasks)

@@ -201,35 +201,21 @@ def events_of(found):
     return events
 
 
-def sent_by(graph, strategy, machine):
-    return sum(Simulator(graph, machine)(strategy).sent)
-
-
-def check_replicas(N=4):
+def test_data_parallelism_sends_what_the_ring_of_its_parameters_does(N=4):
     graph = layers(N, [3, 8, 2], loss=True)
-    sent = sent_by(graph, data_parallel(graph, N), Machine(N, N, **FAST))
+    sent = sum(Simulator(graph, Machine(N, N, **FAST))(data_parallel(graph, N)).sent)
     parameters = sum(math.prod(v.shape) for v in graph.values.values() if v.kind == "parameter")
     want = 2 * (N - 1) * 8 * (parameters + 1)  # and the loss
     assert sent >= want, f"gradients of replicas are not added up: {sent} bytes sent, not {want}"
     assert sent == want
 
 
-@pytest.mark.parametrize("N", [1, 2, 4])
-def test_data_parallelism_sends_what_the_ring_of_its_parameters_does(N):
-    check_replicas(N)
-
-
-def check_partial_sums():
-    graph = layers(2, [4, 2], loss=True)
+def test_all_partial_sums_go_to_whatever_needs_them():
     strategy = {"y0": Cut((("i", 2),), 0), "loss": Cut((), 2)}
-    sent = sent_by(graph, strategy, Machine(3, 3, **FAST))
+    sent = sum(Simulator(layers(2, [4, 2], loss=True), Machine(3, 3, **FAST))(strategy).sent)
     want = 2 * (2 * 2 * 2 * 8)  # from two ranks, all of y0[2, 2] to a third; and its gradient back
     assert sent >= want, f"a partial sum is missing: {sent} bytes sent, not {want}"
     assert sent == want
-
-
-def test_all_partial_sums_go_to_whatever_needs_them():
-    check_partial_sums()
 
 
 @settings(max_examples=30)

@@ -41,7 +41,7 @@ def brute_force(graph, machine, dims="SOAP"):
     return min(seconds), len(seconds)
 
 
-def check_law(steps=20_000):
+def test_the_walk_visits_strategies_by_the_exponential_of_their_cost(steps=20_000):
     options = {"h": ["a", "b", "c"], "y": ["d", "e"]}
     costs = {key: 1 + number / 5 for number, key in enumerate(product(*options.values()))}
     start = {"h": "a", "y": "d"}
@@ -56,10 +56,6 @@ def check_law(steps=20_000):
     total = sum(weights.values())
     off = sum(abs(visits[key] / steps - weights[key] / total) for key in costs) / 2
     assert off < 0.02, f"the walk does not visit strategies by exp(-beta cost): off by {off:.2f}"
-
-
-def test_the_walk_visits_strategies_by_the_exponential_of_their_cost():
-    check_law()
 
 
 @pytest.mark.parametrize(

@@ -162,20 +162,6 @@ def test_the_timeline_has_every_action_when_it_happens(drawn, f, i, w, latency, 
     assert simulate(made, f, i, w, latency=latency, reduce=f) == found
 
 
-@given(p=st.integers(1, 4), m=st.integers(1, 4), data=st.data())
-def test_durations_may_differ_by_rank_and_by_virtual_stage(p, m, data):
-    made = programs("interleaved", p, m * p, chunks=2)
-    per_rank = data.draw(st.lists(times, min_size=p, max_size=p))
-    per_stage = data.draw(st.lists(times, min_size=2 * p, max_size=2 * p))
-
-    def duration(r, a):
-        k = made.placement[r][a.chunk]
-        return per_rank[r] / 2 if isinstance(a, Forward) else per_stage[k] + Fraction(1, 2)
-
-    found = simulate(made, per_rank, per_stage, 1)
-    assert_equals_the_longest_path(made, found, duration)
-
-
 def test_times_may_be_decimals_and_stay_exact():
     times = {"backward_input": Decimal("0.2"), "backward_weight": Decimal("0.3")}
     found = simulate(programs("zb_h1", 2, 3), Decimal("0.1"), **times, latency=Decimal("0.7"))
@@ -266,12 +252,3 @@ def test_the_pieces_of_the_path_add_up_to_the_makespan_of_any_order(case, times)
 def test_the_path_of_1f1b_on_two_ranks_goes_through_all_of_the_second():
     path, _ = path_of(programs("1f1b", 2, 2))
     assert path == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
-
-
-@given(case=linear_extensions(), times=TIMES)
-def test_moments_are_those_of_the_timeline(case, times):
-    simulation = simulate(case[0], **times)
-    events = {(e.rank, e.name): (e.start, e.end) for e in simulation.timeline.events}
-    for r, (program, row) in enumerate(zip(case[0], simulation.moments, strict=True)):
-        for action, (start, end, _) in zip(program, row, strict=True):
-            assert events.get((r, str(action)), (start, start)) == (start, end)
