@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -57,25 +56,6 @@ def test_blocks_may_be_run_again_in_backward(cluster, attention, more):
     assert sum(sent for _, sent in got) == more * sum(sent for _, sent in want)
 
 
-@pytest.mark.slow
-@pytest.mark.grid(8)
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("size", range(1, 9))
-def test_every_length_on_every_number_of_ranks(cluster, name, size):
-    for T in range(size, 3 * size + 3):
-        for cut, U in product((plain, zigzag), divisors(size) if name == "usp" else [1]):
-            options = {"cut": cut} | ({"ulysses": U} if U > 1 else {})
-            model = random_weights(nn.Transformer(7, 8 * size, 2 * size, 1, T, 2, "float64", 0.2))
-            case = Case("every length", model, *tokens(2, T), options=options)
-            case = replace(case, documents=documents(2, T) if T % 2 else None)
-            row = equivalence.check(name, case, size, cluster(size, "thread"))
-            assert row["ok"], f"{cut.__name__}({T}, {size}), {U}: {row['detail']}"
-
-
-def divisors(n):
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_grouped_queries_and_documents_on_four_ranks(cluster, name):
     """Heads of keys and values: fewer than ranks, and a number that the ranks do not divide."""
@@ -85,20 +65,6 @@ def test_grouped_queries_and_documents_on_four_ranks(cluster, name):
         case = replace(case, options={"ulysses": 2} if name == "usp" else {})
         row = equivalence.check(name, case, 4, cluster(4, "thread"))
         assert row["ok"], row["detail"]
-
-
-def logits_of(model, x, numbers=None):
-    return model(x, Randomness(0, 0, np.arange(len(x)), documents=numbers)).data
-
-
-def test_a_llama_reads_a_document_of_a_window_as_if_it_were_alone():
-    """Rotary positions need no new start, because scores depend on differences."""
-    model, (x, _) = random_weights(nn.Llama(7, 24, 12, 4, 2, 13, 2, "float64")), tokens(2, 13)
-    numbers = np.array([[4] * 5 + [1] * 8, [0] * 13])
-    got = logits_of(model, x, numbers)
-    np.testing.assert_allclose(got[0, :5], logits_of(model, x[:1, :5])[0], rtol=1e-9)
-    np.testing.assert_allclose(got[0, 5:], logits_of(model, x[:1, 5:])[0], rtol=1e-9)
-    np.testing.assert_allclose(got[1:], logits_of(model, x[1:]), rtol=1e-9)
 
 
 def called(cut=zigzag, documents=None, positions=True):

@@ -59,21 +59,6 @@ def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses():
     assert reader.poll() is None
 
 
-def test_a_full_ring_takes_no_more_until_there_is_room_again():
-    writer, reader = ends()
-    message = (marked(1, LARGEST - 100), False)
-    fitted = sum(writer.put(key_of(0), message) for _ in range(6))
-    assert fitted == CAPACITY // LARGEST and writer.count == 6
-    assert not writer.put(key_of(0), (np.ones(LARGEST + 1, np.uint8), False))
-    for _ in range(fitted):
-        assert reader.poll() is not None
-    assert reader.poll() is None and reader.has_pending()  # the others come through the socket
-    for _ in range(3):
-        reader.from_socket.append((key_of(0), message))
-        assert reader.poll() == (key_of(0), message)
-    assert writer.put(key_of(0), message) and reader.poll() is not None and not reader.has_pending()
-
-
 def test_a_full_ring_near_its_end_loses_nothing_to_a_message_that_would_go_to_its_beginning():
     writer, reader = ends()
     large = marked(1, LARGEST // 2)

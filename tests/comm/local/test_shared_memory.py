@@ -12,24 +12,11 @@ import pytest
 
 from minidist import Cluster, run
 from minidist.comm.fabric import Mailbox
-from minidist.comm.local.shared_memory import NOWHERE, SharedMemory, create_file, size_class
+from minidist.comm.local.shared_memory import NOWHERE, create_file
 from tests.strategies import arrays
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-
-
-@both
-def test_a_stage_is_given_back(cluster, transport):
-    def worker(group):
-        memory = group.fabric.memory
-        group.all_reduce(np.ones(SharedMemory.stage // 4))
-        top, kept = memory.top, memory.kept
-        for _ in range(5):
-            group.all_reduce(np.ones(SharedMemory.stage // 2))
-        return top == memory.top, kept == memory.kept
-
-    assert cluster(2, transport).run(worker) == [(True, True)] * 2
 
 
 @both
@@ -171,33 +158,6 @@ def test_results_are_ordinary_arrays_and_keep_no_place_in_shared_memory(cluster,
     assert cluster(2, transport).run(worker) == [[NOWHERE] * 9] * 2
 
 
-@both
-def test_an_array_in_shared_memory_is_reduced_where_it_lies(cluster, transport):
-    def worker(group):
-        x, memory = group.empty(1000, "float64"), group.fabric.memory
-        x[:] = 1
-        group.all_reduce(x, out=x)
-        places = memory.top, memory.kept
-        group.all_reduce(x, out=x)
-        return places == (memory.top, memory.kept) and x[0] == 4
-
-    assert cluster(2, transport).run(worker) == [True] * 2
-
-
-def test_arrays_of_ever_other_sizes_use_places_again(cluster):
-    def worker(group):
-        memory = group.fabric.memory
-        begin = memory.top
-        for i in range(2000):
-            memory.empty(1_000_000 + 8 * i, "uint8")
-        return memory.top - begin
-
-    assert cluster(1).run(worker)[0] < 5_000_000
-    for nbytes in [0, 1, 64, 65, 1000, 4097, 10**6, 10**9]:
-        assert nbytes <= size_class(nbytes) <= max(64, 1.125 * nbytes + 64)
-        assert size_class(nbytes) % 64 == 0
-
-
 @linux
 def test_pages_that_are_given_back_take_no_neighbour_with_them(cluster):
     def worker(group):
@@ -215,17 +175,3 @@ def test_pages_that_are_given_back_take_no_neighbour_with_them(cluster):
         return "well"
 
     assert cluster(1).run(worker) == ["well"]
-
-
-def test_one_large_array_does_not_slow_all_later_ones(cluster):
-    """Freed pages that were given back no longer count as kept."""
-
-    def worker(group):
-        memory = group.fabric.memory
-        group.empty(300 << 20, "uint8")[::4096] = 1
-        kept = memory.kept
-        group.empty(1 << 20, "uint8")
-        return kept, memory.kept - kept, len(memory.bare)
-
-    kept, more, bare = run(worker, 1)[0]
-    assert kept < 1 << 20 and more == 1 << 20 and bare == 1

@@ -227,32 +227,6 @@ def test_verify_says_which_rows_prove_nothing_about_bytes():
         assert ("not counted: all_reduce (by formula)" in row) == (row.split()[1] == "naive")
 
 
-def test_a_run_knows_whether_mpi_has_added_up_in_an_order_of_its_own(tmp_path):
-    command = script(
-        tmp_path,
-        """
-        def worker(group, dtype, size):
-            some, x = group.split(int(group.rank < size)), np.ones(6, dtype)
-            some.reduce_scatter(x)
-            some.all_gather(x[:1], out=some.empty(some.size, dtype))
-            first, group.fabric.reordered = group.fabric.reordered, False
-            some.all_reduce(x)
-            return first, group.fabric.reordered
-
-        with minidist.Cluster(3, transport="mpi") as cluster:
-            found = [
-                cluster.run(worker, *case)[0]
-                for case in [("f8", 3), ("c16", 3), ("f2", 3), ("f8", 2), ("i8", 3)]
-            ]
-        if minidist.comm.mpi.library.is_first():
-            print(found)
-        """,
-    )
-    done = mpiexec(3, *command)
-    yes, no = (True, True), (False, False)
-    assert done.stdout == f"{[yes, yes, no, no, no]}\n", done.stderr
-
-
 # GPUs: on the stand-in for CuPy, which has 4.
 
 

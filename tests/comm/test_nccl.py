@@ -15,12 +15,8 @@ import pytest
 
 from minidist import Cluster
 from minidist.backend import to_device, to_host
-from minidist.comm import cluster as cluster_module
 from minidist.comm import nccl
-from minidist.comm import nccl as nccl_communicator
-from minidist.comm.local.processes import ProcessRanks
-from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
-from minidist.errors import CollectiveMismatch, Deadlock, RankFailed, is_wrong_input
+from minidist.errors import CollectiveMismatch, Deadlock
 from tests.comm import conformance
 from tests.comm.conformance.inputs import DTYPES, KINDS, mine, same, total
 
@@ -144,21 +140,6 @@ def test_the_bytes_that_nccl_moves_are_those_of_the_formula_and_say_so(ranks):
         assert found == dict(zip(rows, [8 * (7 + own), 8 * (7 - own), 16 * own], strict=True))
 
 
-def test_a_run_knows_whether_nccl_has_added_up_in_an_order_of_its_own(ranks):
-    def worker(group, dtype, size):
-        some = group.split(int(group.rank < size))
-        x = to_device(np.ones(6, dtype), "gpu")
-        some.reduce_scatter(x)
-        some.all_gather(x[:1], out=some.empty(some.size, dtype))
-        first, group.fabric.reordered = group.fabric.reordered, False
-        some.all_reduce(x)
-        return first, group.fabric.reordered
-
-    for dtype, size, want in [("float64", 3, True), ("float64", 2, False), ("int64", 3, False)]:
-        assert ranks(3).run(worker, dtype, size)[0] == (want, want)
-    assert ranks(3).run(lambda group: group.fabric.reordered) == [False] * 3
-
-
 def test_nccl_works_on_the_stream_that_has_made_the_array(ranks):
     """On another one it would read what is not written yet: the stand-in calls that a race."""
 
@@ -183,17 +164,6 @@ def test_more_ranks_than_gpus_are_refused_with_the_remedy():
         Cluster(gpus() + 1, "nccl", "gpu")
     with pytest.raises(ValueError, match=f"2 ranks would share 1 GPU: .*{remedy}"):
         Cluster(2, "nccl", "gpu:1")
-
-
-def test_two_ranks_on_one_gpu_are_named_before_nccl_is_asked(monkeypatch):
-    below = partial(nccl_communicator.connect, SharedMemoryCommunicator.connect)
-    monkeypatch.setitem(cluster_module.TRANSPORTS, "one gpu", partial(ProcessRanks, connect=below))
-    with (
-        Cluster(3, "one gpu", "gpu:1") as ranks,
-        pytest.raises(RankFailed, match=r"ranks 0 and 1 .* GPU, 0x11000 .* host 0") as caught,
-    ):
-        ranks.run(lambda group: "never")
-    assert is_wrong_input(caught.value)
 
 
 def test_a_missing_library_and_arrays_on_the_host_are_refused_with_the_remedy(
