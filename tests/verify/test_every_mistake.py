@@ -1,7 +1,7 @@
 """Every mistake that a certificate can see turns it red, and the row says what the register says.
 
 Every day these are some, which the commit chooses. The other mistakes are seen by tests of what
-they change; `minidist mutants` runs all tests against all.
+they change; `minidist mutants` runs the tests that find each.
 """
 
 import pytest
