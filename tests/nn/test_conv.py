@@ -61,16 +61,6 @@ def test_a_network_is_a_stem_blocks_and_a_head_with_global_names():
     assert parts == {"first", "second", "skip"} and names[-2:] == ["head.weight", "head.bias"]
 
 
-def test_images_halve_where_channels_change_and_become_one_row_of_logits():
-    images, seen = Tensor(arrays(3, 2, 8, 8)), []
-    x = images
-    for layer in model_of((3, 4, 4, 5)).layers:
-        x = layer(x)
-        seen.append(x.shape)
-    large, small = (3, 3, 8, 8), (3, 4, 4, 4)
-    assert seen == [large, large, small, small, (3, 5, 2, 2), (3, 5)]
-
-
 def test_without_the_second_norms_gain_a_block_is_relu_of_its_input():
     block, x = ConvBlock(3, 3, dtype="float64"), arrays(4, 3, 4, 4)
     block.second.norm.gain.data[...] = 0

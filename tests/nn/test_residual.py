@@ -32,21 +32,6 @@ def test_gradients_agree_with_central_differences():
     assert_gradients_are_differences(model, lambda: nn.cross_entropy(model(x), targets))
 
 
-def test_the_network_is_a_stem_residual_layers_and_a_head_with_global_names():
-    model = model_of(depth=2)
-    assert [type(layer) for layer in model.layers] == [
-        nn.Linear,
-        nn.Residual,
-        nn.Residual,
-        nn.Linear,
-    ]
-    blocks = [f"blocks.{i}.{part}" for i in range(2) for part in ("first", "second")]
-    layers = ["stem", *blocks, "head"]
-    names = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
-    assert list(model.named_parameters()) == names
-    assert [layer.flat.size for layer in model.layers] == [6 * 5 + 5, 60, 60, 5 * 4 + 4]
-
-
 def test_the_network_against_its_formula():
     model, x = model_of(depth=1), arrays(3, 6)
     w0, b0, w1, b1, w2, b2, w3, b3 = (p.data for p in model.parameters())

@@ -45,15 +45,6 @@ def test_a_part_has_its_elements_and_zeros_where_there_is_padding(cut):
         assert shard.whole_shape(shard.of(whole).shape) == whole.shape
 
 
-@given(cut=cuts())
-def test_a_part_is_a_copy(cut):
-    whole, _, shards = cut
-    before = whole.copy()
-    for shard in shards:
-        shard.of(whole)[...] = np.nan
-    np.testing.assert_array_equal(whole, before)
-
-
 def part_of(p, indices, axis=0):
     return p.part(nn.Shard(axis, np.array(indices), p.shape[axis]))
 

@@ -24,14 +24,6 @@ def test_a_siamese_network_against_its_formula():
         np.testing.assert_allclose(model(given_as).data, (h0 - h1) ** 2 @ w + b, rtol=1e-12)
 
 
-def test_parameters_have_global_names_and_lie_in_one_vector():
-    model = nn.Siamese([6, 5, 4])
-    layers = ["branch.0", "branch.1", "join"]
-    names = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
-    assert list(model.named_parameters()) == names
-    assert model.layers == [model] and model.flat.size == 6 * 5 + 5 + 5 * 4 + 4 + 4 * 2 + 2
-
-
 def test_gradients_agree_with_central_differences_also_where_two_embeddings_meet():
     model, x = model_of(), arrays(3, 2, 6)
     x[0, 1] = x[0, 0]
