@@ -2,8 +2,9 @@
 
 It refuses what CuPy refuses (implicit copies, NumPy arrays among its own, another device's arrays),
 returns what CuPy returns (arrays of no dimension, where NumPy has scalars), lacks what CuPy lacks,
-and counts copies, waits and launches (`_counters.py`). Kernels run as g++ compiles them. It has only the names that minidist uses.
-Every rule names the function of CuPy that it follows, in the sources of version 14.2.
+and counts copies, waits and launches (`_counters.py`). Kernels run as g++ compiles them. It has
+only the names that minidist uses. Every rule names the function of CuPy that it follows, in the
+sources of version 14.2.
 """
 
 # ruff: noqa: F401
