@@ -311,11 +311,17 @@ def certified(cluster, name, kind, options, turn, ranks):
 
 
 @pytest.mark.parametrize(
-    "combinations, most", [(1, 2), pytest.param(4, 40, marks=pytest.mark.slow)]
+    "kinds, combinations, most",
+    [
+        pytest.param(list(KINDS), 1, 2, id="some"),
+        *[pytest.param([kind], 3, 12, id=kind, marks=pytest.mark.slow) for kind in KINDS],
+    ],
 )
-def test_any_options_of_a_model_meet_any_strategy_that_splits_it(cluster, combinations, most):
+def test_any_options_of_a_model_meet_any_strategy_that_splits_it(
+    cluster, kinds, combinations, most
+):
     """Each combination goes to strategies on 2 and 4 ranks until so many have run it."""
-    for kind in KINDS:
+    for kind in kinds:
         for options in some(KINDS[kind].combinations(), combinations, kind):
             model = KINDS[kind].case(2, options).model
             able = [
