@@ -278,3 +278,15 @@ def test_an_element_that_several_slices_have_is_taken_from_the_first_one():
         (0, [1, 2, 3, 4], [0, 1, 2, 3]),
         (2, [2, 3, 4, 5], [4, 5, 6, 7]),
     ]  # and the last three are nowhere
+
+
+def test_a_trained_mesh_saves_what_its_state_is(cluster, tmp_path):
+    def worker(group):
+        hybrid = on_mesh(group, transformer(), (1, 2, 1, 2, 1, 0))
+        checkpoint.save(tmp_path, parts_of(hybrid, stepped(hybrid)), 2, group)
+        return hybrid.state()
+
+    (state, *_) = cluster(4, "thread").run(worker)
+    found, _ = checkpoint.load(tmp_path)
+    assert_same_bits({name: found[name] for name in state}, state)
+    assert any(array.any() for name, array in found.items() if name.startswith("optimizer.1/"))
