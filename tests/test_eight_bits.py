@@ -66,36 +66,15 @@ def test_a_cut_of_the_batch_adds_up_because_no_strip_crosses_an_example(seed, pa
     np.testing.assert_allclose(sum(dws for *_, dws in found), dw, atol=1e-12)
 
 
-def test_the_linear_layers_of_the_blocks_multiply_in_eight_bits_and_nothing_else():
-    model = nn.Transformer(11, 8, 2, 1, 8, experts=2)
-    multiply_in_eight_bits(model)
-    chosen = [name for name, p in model.named_parameters().items() if p.format.product]
-    assert chosen == [f"blocks.0.attention.{name}.weight" for name in ("qkv", "output")]
-    dense = nn.Transformer(11, 8, 2, 1, 8)
-    multiply_in_eight_bits(dense, EightBits(4))
-    chosen = {n: p.format.product for n, p in dense.named_parameters().items() if p.format.product}
-    names = "attention.qkv", "attention.output", "expand", "contract"
-    assert chosen == {f"blocks.0.{name}.weight": EightBits(4) for name in names}
-
-
 def test_cuts_through_a_block_are_refused(cluster):
     def worker(group):
-        refused = []
         layer = nn.Linear(8, 12, name="a")
         layer.weight.format = NumberFormat(product=EightBits(4))
-        for cut in ColumnParallelLinear, RowParallelLinear:
-            try:
-                cut(layer, group)
-                refused.append("")
-            except ValueError as error:
-                refused.append(str(error))
-        return refused
+        RowParallelLinear(layer, group)
+        ColumnParallelLinear(layer, group)
 
-    columns, rows = cluster(2, "thread").run(worker)[0]
-    assert "6 of 12 rows or columns of a.weight cut a block of 4" in columns and rows == ""
-    with pytest.raises(ValueError, match="cut a block of 4"):
-        EightBits(4).check_part("w", np.array([0, 1, 2, 4]), 8)
-    EightBits(4).check_part("w", np.array([0, 1, 2, 3, 8, 9]), 10)
+    with pytest.raises(RankFailed, match=r"6 of 12 rows or columns of a.weight cut a block of 4"):
+        cluster(2, "thread").run(worker)
     with pytest.raises(ValueError, match="1 of 8 w are a part of an array with one scale"):
         EightBits(None).check_part("w", np.array([1]), 8)
 

@@ -22,7 +22,7 @@ from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.rng import Randomness
 from minidist.training.loop import train
 from minidist.training.settings import Settings
-from tests.strategies import arrays, assert_same_bits, leaf, mlps, seeds
+from tests.strategies import arrays, assert_same_bits, leaf
 
 X, Y = arrays(6, 4, dtype="float16"), np.arange(6) % 3
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
@@ -53,23 +53,6 @@ def test_a_static_scale_stays_and_a_scale_that_cannot_be_halved_is_an_error():
     assert (static.value, static.skipped) == (8.0, 1)
     with pytest.raises(ValueError, match="not finite, though the loss is not scaled"):
         LossScale(1.0).update(True)
-
-
-@given(drawn=mlps(), seed=seeds, exponent=st.integers(-20, 20))
-def test_a_power_of_two_multiplies_every_bit_of_the_gradient_and_not_the_loss(
-    drawn, seed, exponent
-):
-    model, sizes = drawn
-    x, y = arrays(5, sizes[0], seed=seed), arrays(5, sizes[-1], seed=seed + 1)
-    losses, gradients = [], []
-    for scale in (1.0, 2.0**exponent):
-        loss = nn.squared_error(model(x), y)
-        scaled(loss, scale).backward()
-        losses.append(float(loss))
-        gradients.append({n: p.grad / scale for n, p in model.named_parameters().items()})
-        model.zero_grad()
-    assert losses[0] == losses[1]
-    assert_same_bits(*gradients)
 
 
 def test_a_bfloat16_gradient_whose_squares_are_beyond_float32_is_clipped(cluster):

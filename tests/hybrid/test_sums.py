@@ -1,14 +1,12 @@
 """The sums over dp that begin inside the pipeline: the same bits, earlier; faults end the run."""
 
-import os
-import signal
 import threading
 
 import numpy as np
 import pytest
 
-from minidist import Cluster, Mesh, nn, run
-from minidist.errors import RankDied, RankFailed
+from minidist import Mesh, nn, run
+from minidist.errors import RankFailed
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
 from minidist.nn.datasets import Batch
@@ -16,7 +14,6 @@ from minidist.pipeline_parallel.actions import Reduce
 from minidist.pipeline_parallel.executor import NO_SUMS
 from minidist.rng import generator
 from minidist.verify.strategies.cases import random_weights
-from tests.comm.test_cluster import gone
 from tests.strategies import assert_same_bits
 
 AXES = ("dp", "pp", "cp", "tp")
@@ -159,13 +156,3 @@ def test_after_an_error_in_the_middle_no_batch_adds_to_what_is_partly_summed(clu
                 hybrid.backward(Batch(*batch))
 
     cluster(2, "thread").run(worker)
-
-
-def test_a_rank_that_is_killed_in_a_sum_ends_the_run_and_leaves_nothing():
-    with Cluster(4) as ranks:
-        pids = ranks.run(lambda group: os.getpid())
-        die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-        with pytest.raises(RankDied, match=r"rank 2 died .*killed by SIGKILL"):
-            ranks.run(faulty, die, (2, 2, 1, 1), 2)
-        assert gone(pids, within=2)
-        assert ranks.run(lambda group: group.size) == [4] * 4
