@@ -170,6 +170,15 @@ def test_one_fragment_at_once_with_all_bits_is_diloco_to_the_bit(cluster, seed, 
         assert_same_bits(own[-1], want)
 
 
+def test_ranks_have_the_same_common_weights_and_their_own(cluster):
+    streams = {"every": 4, "fragments": 2, "tau": 1}
+    found = cluster(3, "thread").run(partial(train_in_streams, **streams), 8)
+    for common, own, _ in found[1:]:
+        for step in range(8):
+            assert_same_bits(common[step], found[0][0][step])
+            assert any((own[step][n] != found[0][1][step][n]).any() for n in own[step])
+
+
 def test_fragments_meet_in_turn_and_are_applied_tau_steps_later(cluster):
     ((common, _, _),) = cluster(1, "thread").run(
         partial(train_in_streams, every=6, fragments=3, tau=1), 12
