@@ -137,6 +137,7 @@ EVERYDAY = {  # kind, (dp, pp, cp, tp, ep), options, B
     "copies of 2": ("GPT", (4, 1, 1, 1, 1), {"zero": 2, "shards": 2}, 3),
     "Ulysses": ("GPT", (2, 1, 2, 1, 1), {"zero": 3, "shards": 2, "attention": "ulysses"}, 5),
     "a Llama": ("Llama", (1, 2, 1, 2, 1), {"schedule": "zb_h1", "recompute": True}, 5),
+    "its heads": ("Llama", (1, 1, 1, 4, 1), {"split_sequence": True}, 5),
     "its experts": ("Llama", (2, 1, 1, 2, 2), {"zero": 1, "micro_batches": 2}, 5),
     "a Seq2Seq": ("Seq2Seq", (1, 2, 1, 2, 1), {"schedule": "interleaved", "chunks": 3}, 5),
     "its shards": ("Seq2Seq", (2, 2, 1, 1, 1), {"zero": 3, "micro_batches": 2}, 5),
