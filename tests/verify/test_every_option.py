@@ -166,7 +166,10 @@ def dual(depth: int, dropout: float, **more) -> nn.Dual:
 
 
 ACTIVATIONS = {"activation": ("relu", "gelu", "identity")}
-RATES, MODES = {"dropout": (0.0, 0.3)}, {"training": (True, False)}
+RATES = {"dropout": (0.0, 0.3)}
+MODES = {
+    "training": (False,)
+}  # no formula of bytes has statistics
 MIXTURE = "experts, top_k, capacity, balance, shared, expert_width, groups, most_groups"
 MIXTURES = (
     (0, 2, 1.25, 0.01, 0, None, 1, 1),
@@ -327,7 +330,7 @@ def test_any_options_of_a_model_meet_any_strategy_that_splits_it(
             able = [
                 (name, ranks)
                 for name, strategy in STRATEGIES.items()
-                for ranks in (2, 4)
+                for ranks in ((2, 4) if max(strategy.ranks) > 4 else (2,))  # 4: of several axes
                 if ranks in strategy.ranks and strategy.models.include(model)
             ]
             Random(f"{commit()} {options}").shuffle(able)
