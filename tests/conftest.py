@@ -1,6 +1,7 @@
 """Fixtures that every test may use: devices, and ranks that stay up for the whole session."""
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def pytest_configure(config):
     if config.option.impl is not None:
         _replace_files(config)
     if config.option.device == "strict":
+        if not shutil.which("g++"):
+            raise pytest.UsageError("--device strict compiles kernels with g++: install it")
         _import_first(str(TESTS / "strict_device"))
     if any(name.startswith("mpi") for name in config.option.machine):
         from tests.one_report import OneReport

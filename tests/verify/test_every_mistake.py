@@ -6,7 +6,7 @@ they change; `minidist mutants` runs the tests that find each.
 
 import pytest
 
-from minidist.course.mutants import load, names
+from minidist.course import mutants
 from minidist.verify import equivalence
 from minidist.verify.mistakes.register import NUMBERS, find
 from tests.grids import some
@@ -19,7 +19,9 @@ REFUSED = {  # before numbers are compared, by a strategy, in these words
 OTHERS = """
 copies_not_summed dualpipe_v_chunks_in_a_loop experts_summed_over_the_wrong_ranks lost_tag
 looped_bfs_backward_in_forwards_order one_turn_for_every_p vocabularies_swapped""".split()
-SEEN = [name for name in names() if name not in (*REFUSED, *OTHERS) and not find(name).killed_by]
+SEEN = [
+    name for name in mutants.names() if name not in (*REFUSED, *OTHERS) and not find(name).killed_by
+]
 
 
 def first_red_row(cluster, name, strategies):
@@ -37,8 +39,9 @@ def first_red_row(cluster, name, strategies):
 
 def assert_seen(cluster, name):
     """Ask the strategies of the mistake's family, the likeliest first."""
-    certificates, *_ = load(name).batches([])
-    strategies = [test.partition("[")[2].rstrip("]") for test in certificates]
+    strategies = [
+        test.partition("[")[2].rstrip("]") for test in mutants.tests_of(mutants.load(name))
+    ]
     row, words = first_red_row(cluster, name, strategies), find(name).diagnosis
     assert words.startswith(NUMBERS) or words in row["detail"], row["detail"]
 

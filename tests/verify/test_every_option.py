@@ -167,9 +167,7 @@ def dual(depth: int, dropout: float, **more) -> nn.Dual:
 
 ACTIVATIONS = {"activation": ("relu", "gelu", "identity")}
 RATES = {"dropout": (0.0, 0.3)}
-MODES = {
-    "training": (False,)
-}  # no formula of bytes has statistics
+MODES = {"training": (False,)}  # no formula of bytes has statistics
 MIXTURE = "experts, top_k, capacity, balance, shared, expert_width, groups, most_groups"
 MIXTURES = (
     (0, 2, 1.25, 0.01, 0, None, 1, 1),
