@@ -133,7 +133,10 @@ def check(
 def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> dict:
     """Return the row of what a strategy has on its ranks; search: as `rerun` of `check`."""
     moved = sum(rank.bytes for rank in ranks)
-    formula = None if entry.costs.bytes is None else entry.costs.bytes(case, len(ranks))
+    # No paper's formula has the statistics of batch norms that train.
+    has_statistics = any(norm.training for norm in case.model.modules(nn.BatchNorm))
+    known_bytes = None if has_statistics else entry.costs.bytes
+    formula = known_bytes(case, len(ranks)) if known_bytes else None
     operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
     got = [rank.gradients for rank in ranks]
     compared = row(case, ranks, promise_of(entry, case, ranks), got)

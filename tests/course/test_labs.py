@@ -19,7 +19,7 @@ from minidist.verify.mistakes.edits import Edit
 from minidist.verify.mistakes.overlay import PACKAGE
 from minidist.verify.mistakes.register import mistakes, mistakes_in
 from tests.course.in_process import cases
-from tests.course.students import changed, graded, only, reference, starter
+from tests.course.students import PATIENT, changed, graded, only, reference, starter
 
 LABS = {lab.name: lab for lab in labs()}
 NEEDS = {  # task: the tasks that its text says it builds on
@@ -126,7 +126,7 @@ def test_whoever_has_done_one_task_and_what_it_builds_on_gets_their_points(tmp_p
 def test_a_mistake_is_named(tmp_path, name, id):
     lab = only(LABS[name], id)
     *_, made = (mistake for mistake in mistakes().values() if mistake.task == id)
-    (verdict,) = graded(tmp_path, lab, changed(lab, made.edits)).verdicts
+    (verdict,) = graded(tmp_path, lab, changed(lab, made.edits), limits=PATIENT).verdicts
     assert verdict.points < verdict.task.points and verdict.mistakes == (made.says,)
 
 

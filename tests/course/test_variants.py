@@ -11,7 +11,7 @@ from minidist.course.diagnosis import mistakes_of
 from minidist.course.lab import find, labs
 from minidist.verify.mistakes.register import mistakes
 from tests.course.in_process import cases
-from tests.course.students import changed, graded, hand_in, only, reference
+from tests.course.students import PATIENT, changed, graded, hand_in, only, reference
 
 LABS = {task.id: lab for lab in labs() for task in lab.tasks if task.variants}
 NAMES = [f"s{n}@x.org" for n in range(1000)]
@@ -67,7 +67,7 @@ def test_a_mistake_in_a_students_own_version_is_named(tmp_path):
     (lab, mine), made = students_of("3.3")[1], mistakes()["bucket_per_parameter"]
     assert mine.edits and len(list(mistakes_of(lab, lab.task("3.3")))) > 1
     files = changed(lab, [*mine.edits, *made.edits])
-    (verdict,) = graded(tmp_path, only(lab, "3.3"), files).verdicts
+    (verdict,) = graded(tmp_path, only(lab, "3.3"), files, limits=PATIENT).verdicts
     assert verdict.mistakes == (made.says,)
 
 

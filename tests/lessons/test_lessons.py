@@ -115,5 +115,5 @@ def test_the_page_for_a_module_of_pytorchs_finds_its_three_mistakes():
     before = changes()
     done = run_lesson("lessons/check_your_own.py")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("cosine to the right gradient 0.9") == 2
+    assert done.stdout.count("cosine to the right gradient 0.9") == 3
     assert changes() == before

@@ -65,7 +65,7 @@ def test_pytest_runs_against_another_implementation(tmp_path, sound):
     assert f"minidist with {NAIVE} of {tmp_path}" in run.stdout
     assert run.returncode == (0 if sound else 1), run.stdout + run.stderr
     if not sound:  # on threads, and on processes
-        assert PROCESSES in run.stdout and THREADS.split("::")[1] in run.stdout
+        assert all(test.split("::")[1] in run.stdout for test in (THREADS, PROCESSES))
 
 
 def test_a_folder_that_is_none_is_a_usage_error(tmp_path):

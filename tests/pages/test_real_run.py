@@ -26,7 +26,7 @@ LONG = as_text(programs("1f1b", 2, 150))  # its seven steps take many seconds
 slow = pytest.mark.slow
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=200):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -166,8 +166,7 @@ def dual(depth: int, dropout: float, **more) -> nn.Dual:
 
 
 ACTIVATIONS = {"activation": ("relu", "gelu", "identity")}
-RATES = {"dropout": (0.0, 0.3)}
-MODES = {"training": (False,)}  # no formula of bytes has statistics
+RATES, MODES = {"dropout": (0.0, 0.3)}, {"training": (True, False)}
 MIXTURE = "experts, top_k, capacity, balance, shared, expert_width, groups, most_groups"
 MIXTURES = (
     (0, 2, 1.25, 0.01, 0, None, 1, 1),
@@ -264,7 +263,7 @@ NO_OPTIONS = {"name", "seed", "dtype", "style", "activation", "bias", "bias_rate
 REFUSED = [  # what a strategy may refuse: in which cases alone, and in which words
     (
         lambda case: any(norm.training for norm in case.model.modules(nn.BatchNorm)),
-        r"needs the statistics of the whole batch|no server has them",
+        r"needs the statistics of the whole batch|no server has them|has 1 numbers per channel",
     ),
     (
         lambda case: not trained(case),

@@ -25,6 +25,7 @@ from minidist.data_parallel.power_sgd import PowerSGD, orthogonalize
 from minidist.data_parallel.replicated import CompressedDataParallel, DataParallel
 from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.data_parallel.zero import Zero
+from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
 from minidist.parallel.trainer import loss_of
 from minidist.pieces import split_ends
@@ -48,7 +49,16 @@ class Training(NamedTuple):
     ranks: int
 
     def backward(self, model: nn.Module, step: int, rank: int) -> None:
-        """Add the gradient of a rank's share of a batch to the model's gradients."""
+        """Add the gradient of a rank's share of a batch to the model's gradients.
+
+        ValueError: the model has batch norms that train on several ranks.
+        """
+        norm = next((norm for norm in model.modules(nn.BatchNorm) if norm.training), None)
+        if norm and self.ranks > 1:
+            raise WrongInput(
+                f"{norm.name} needs the statistics of the whole batch, and a replay takes one "
+                f"rank's share after another; certify one gradient, or use model.eval()"
+            )
         loss_of(model, self.batches[step].share(rank, self.ranks)).backward()
 
     def gradients(self, model: nn.Module, step: int, rank: int) -> list[Array]:
