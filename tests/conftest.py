@@ -5,7 +5,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import zlib
 from pathlib import Path
 
@@ -53,11 +52,6 @@ def pytest_addoption(parser):
         help="write what the cases that run send into tests/ledgers.txt, without comparing",
     )
     parser.addoption(
-        "--minutes",
-        type=float,
-        help="skip, and say so, what has not begun after this time: a slow machine ends in time",
-    )
-    parser.addoption(
         "--all",
         action="store_true",
         help="run all cases of the grids, not those that the commit chooses (tests/grids.py)",
@@ -69,15 +63,6 @@ def pytest_addoption(parser):
         metavar="N",
         help="run one test in N, the same ones in every run: a sample for other Pythons",
     )
-
-
-STARTED = time.monotonic()  # of this worker
-
-
-def pytest_runtest_setup(item):
-    minutes = item.config.option.minutes
-    if minutes is not None and time.monotonic() - STARTED > 60 * minutes:
-        pytest.skip(f"not begun within --minutes {minutes:g}: this machine is slow")
 
 
 def pytest_configure(config):
