@@ -112,7 +112,8 @@ def test_a_teacher_gets_a_release_a_solution_and_an_archive_that_grades(tmp_path
     assert modes["setup.sh"] == modes["run_autograder"] == 0o755
     for script in ("setup.sh", "run_autograder"):
         subprocess.run(["bash", "-n", source / script], check=True)
-    assert "numpy" in (source / "setup.sh").read_text()
+    setup = (source / "setup.sh").read_text()
+    assert "'numpy>=" in setup and "'pytest>=" in setup
     (tmp_path / "results").mkdir()
     (tmp_path / "submission").symlink_to(out / "instructor" / "solution")
     users = {"users": [{"email": "ann@x.org"}]}
