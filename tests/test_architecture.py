@@ -275,7 +275,8 @@ def test_the_shapes_in_docstrings_and_labs_have_the_letters_of_the_notation():
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 assert letters_of_shapes(ast.get_docstring(node) or "") <= known | own, path.name
-    for path in (PACKAGE / "course" / "labs").glob("*.toml"):
+    labs = PACKAGE / "course" / "labs"
+    for path in [*labs.glob("*/*.toml"), *labs.glob("*/*.md")]:
         assert letters_of_shapes(path.read_text(encoding="utf-8")) <= known, path.name
 
 
