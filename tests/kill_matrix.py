@@ -1,7 +1,7 @@
 """Which tests find which mistake of the register: what a test is worth.
 
     python -m tests.kill_matrix DIR              go on where DIR's files end; Python 3.12 or newer
-    python -m tests.kill_matrix DIR --table      what is in DIR, in the form of tests/README.md
+    python -m tests.kill_matrix DIR --table      what is in DIR, a row per mistake
     python -m tests.kill_matrix DIR --random 200 changes drawn at random, in place of the register
 
 First each test file runs once, and notes which of the package's functions each of its tests calls.

@@ -23,7 +23,7 @@ COMMANDS = {  # what each does; `plan` is the class PlanCommand of plan.py
     "strategies": "list the strategies: paper, file, lesson, promise",
     "timeline": "draw a pipeline's schedule, simulated or measured, with its bubble and its memory",
     "plan": "search the best plan for a model and a machine; profile, measure and predict this one",
-    "mutants": "run the property tests against wrong implementations of the strategies",
+    "mutants": "plant known mistakes in the package, and run the tests that must find them",
     "lab": "list labs, hand them out, test and grade them",
     "explore": "serve pages that answer back: write a schedule, see it judged, run it for real",
     "site": "make pages of the lessons, the API and the READMEs",

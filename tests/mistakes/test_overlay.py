@@ -55,7 +55,6 @@ def pytest_with(folder, *tests):
     )
 
 
-# Every day test_mutants.py, too, runs pytest on files that are not sound.
 @pytest.mark.parametrize("sound", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_pytest_runs_against_another_implementation(tmp_path, sound):
     theirs = tmp_path / "minidist" / NAIVE
