@@ -47,7 +47,6 @@ OTHER = {
     ast.Mod: ast.FloorDiv,
     ast.USub: ast.UAdd,
 }
-LEFT_OUT = (ast.Assign, ast.AugAssign, ast.Expr)
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ def test_what_would_multiply_in_other_bits_is_refused(cluster):
         multiply_in_eight_bits(model, EightBits(None))
         cut(model, group)
 
-    with pytest.raises(Exception, match="of the model's dtype, not of eight bits"):
+    with pytest.raises(RankFailed, match="of the model's dtype, not of eight bits"):
         cluster(2, "thread").run(worker, 4, sequence_parallel)
-    with pytest.raises(Exception, match="2 ranks would round their parts of the gradient of 1"):
+    with pytest.raises(RankFailed, match="2 ranks would round their parts of the gradient of 1"):
         cluster(2, "thread").run(worker, 1, ParallelTransformer)
 
 

@@ -490,7 +490,6 @@ def test_files_that_others_call_temporary_stay(two):
 ROW, BLOCK = 8 * COLUMNS, 8 * COLUMNS * ROWS
 SIZE = 2 * BLOCK + 1001  # two blocks, and bytes that are left over
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
-WHOLE = checksum(CONTENT)
 
 
 def columns_by_hand(data: bytes) -> str:

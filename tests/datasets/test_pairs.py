@@ -2,7 +2,6 @@
 
 import itertools
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from minidist.nn.datasets.pairs import (
 )
 from minidist.nn.embedding import BEGIN, END, PAD
 
-ROOT = Path(__file__).parents[2]
 WRITE = {"en": in_english, "zh": in_chinese}
 READ = {"en": number_of_english, "zh": number_of_chinese}
 KINDS = list(itertools.product(["en-zh", "zh-en"], ["words", "characters"]))

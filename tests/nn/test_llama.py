@@ -5,6 +5,7 @@ import pytest
 
 from minidist import Tensor, nn, run
 from minidist.autograd import gradcheck
+from minidist.errors import RankFailed
 from minidist.nn.rotary import frequencies, rotate
 from minidist.pieces import Positions
 from minidist.rng import Randomness
@@ -67,7 +68,7 @@ def test_a_part_that_several_ranks_hold_counts_once(kv_heads):
 
 
 def test_heads_that_ranks_cannot_share_are_refused():
-    with pytest.raises(Exception, match="cannot split 2 heads of keys and values over 3 ranks"):
+    with pytest.raises(RankFailed, match="cannot split 2 heads of keys and values over 3 ranks"):
         run(
             lambda group: ParallelTransformer(nn.Llama(11, 24, 12, 2, 1, 8), group),
             3,

@@ -65,7 +65,7 @@ def test_so_they_are_in_the_format_of_pytorch_but_for_the_numbers_of_chunks(draw
     validate(read(text), p, m)
 
 
-def test_updates_and_reductions_have_a_text(tmp_path):
+def test_updates_and_reductions_have_a_text():
     made = programs("pipedream", 3, 4, replicas=[2, 1])
     assert_same(read(as_text(made)), made)
     made = programs("interleaved", 2, 4, chunks=2)

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.pipeline_parallel import programs, validate
-from minidist.pipeline_parallel.actions import (
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-    looped,
-)
+from minidist.pipeline_parallel.actions import Programs, looped
 from minidist.pipeline_parallel.zb_auto import (
     actions_of,
     by_hand,
@@ -48,9 +42,6 @@ def drawn(random, max_p=8, memories=None):
 
 def programs_of(ranks):
     return Programs([actions_of(rank.order) for rank in ranks], looped(len(ranks), 1))
-
-
-KINDS = Forward, BackwardInput, BackwardWeight
 
 
 def why(made, times, latency):
@@ -137,7 +128,6 @@ def test_gradients_losses_and_steps_are_one_devices_whatever_the_times(
     assert_equals_one_device(cluster(p), case, STEPS, recompute=recompute, **times, **options)
 
 
-KINDS = Forward, BackwardInput, BackwardWeight
 # What Qi et al. 2024 (arXiv 2401.10241) publish. From table 9, appendix D, profiled: p, m, TF, TB,
 # TW, Tcomm; their B is our I. From table 5, section 5.3: the bubble rates of 1F1B, ZB-H1, ZB-H2,
 # ZB-1p and ZB-2p, in the longest span of a stage.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist import Cluster
+from minidist import Cluster, run
 from minidist.backend import device_module, on_gpu, to_device, to_host
 from minidist.comm.local import device_memory
 
@@ -18,12 +18,10 @@ both = pytest.mark.parametrize("transport", ["process", "thread"])
 
 
 @pytest.fixture
-def runtime():
-    """Return the stand-in's runtime: some tests are of the stand-in itself."""
-    cuda = device_module("gpu").cuda
-    if not hasattr(cuda, "order"):
+def stand_in():
+    """Leave out a test that asks the stand-in, where there is a GPU."""
+    if not hasattr(device_module("gpu").cuda, "order"):
         pytest.skip("this asks the stand-in")
-    return cuda.runtime
 
 
 @both
@@ -46,7 +44,7 @@ def test_places_are_aligned_and_used_again_by_the_same_stream_only(cluster, tran
 
 
 @both
-def test_a_rank_allocates_chunks_as_it_needs_them(cluster, transport):
+def test_a_rank_allocates_chunks_as_it_needs_them(transport):
     """Small arrays share one; a large one has its own, which the others open when they meet it."""
 
     def worker(group):
@@ -122,10 +120,24 @@ ONE_WAY = "STRICT_NO_PEER_ACCESS=1>0"
     ],
 )
 def test_ranks_that_cannot_share_memory_reduce_on_the_host_and_say_why(
-    runtime, lacks, transport, device, rank, why
+    stand_in, lacks, transport, device, rank, why
 ):
     done = ranks_without(lacks, transport, device)
     assert done.stdout.split() == ["False"] * 2
     (line,) = done.stderr.splitlines()  # one for all ranks and runs
     start = f"minidist: arrays on GPUs are reduced on the host, because rank {rank} cannot"
     assert line.startswith(start) and why in line
+
+
+def without_waiting(group):
+    """Reduce in shared memory without waiting for the GPU before the others are told."""
+    group.fabric.device_memory.synchronize = lambda: None
+    x = group.empty(1000, "float64")
+    x[...] = group.rank + 1
+    return to_host(group.all_reduce(x, out=x)).tolist()
+
+
+def test_what_a_rank_has_not_waited_for_the_others_do_not_see(stand_in):
+    """Were the stand-in not strict, the tests above would show nothing."""
+    found = run(without_waiting, 2, device="gpu:0")
+    assert any(ranks != [3.0] * 1000 for ranks in found)
