@@ -26,7 +26,8 @@ SLOWER = [  # those that start many processes
 ]
 
 
-NO_GPU = ["tests/interop"]  # all of it needs PyTorch: without it a whole file is skipped
+# All of these need PyTorch: without it a whole file is skipped.
+NO_GPU = ["tests/interop", "tests/verify/test_wrong_ddps.py"]
 
 
 def passed(*options: str) -> None:
