@@ -14,13 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib import import_module
-from inspect import unwrap
 from itertools import islice
-from operator import attrgetter
 
 from minidist.verify.mistakes.overlay import PACKAGE
-from minidist.verify.mistakes.register import codes_in, module_of
+from minidist.verify.mistakes.register import bodies_of, source
 
 PLACES = [
     *("autograd", "comm", "nn/optim", "checkpoint", "data_parallel", "tensor_parallel"),
@@ -66,18 +63,10 @@ class Mutant:
     @contextmanager
     def planted(self) -> Iterator[None]:
         """Let the function have the mutant's code, in this process, until the context ends."""
-        tree = ast.parse((PACKAGE / self.path).read_text(encoding="utf-8"))
+        tree = ast.parse(source(self.path))
         changed(list(ast.walk(tree))[self.place])
-        module = import_module(module_of(self.path))
-        codes = dict(codes_in(compile(tree, str(module.__file__), "exec")))
-        function = attrgetter(self.function)(module)
-        function = unwrap(getattr(function, "fget", function))  # of a property
-        function = getattr(function, "__func__", function)  # of a class method
-        before, function.__code__ = function.__code__, codes[self.function]
-        try:
+        with bodies_of(self.path, tree, {self.function}):
             yield
-        finally:
-            function.__code__ = before
 
 
 def changed(node: ast.AST) -> str:
@@ -113,7 +102,7 @@ def changed(node: ast.AST) -> str:
 
 def mutants_of(path: str) -> Iterator[Mutant]:
     """Yield every mutant of a file of the package."""
-    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    tree = ast.parse(source(path))
     inside = {node: name for name, function in functions(tree) for node in walk_body(function)}
     for place, node in enumerate(ast.walk(tree)):
         if node in inside:
@@ -132,7 +121,7 @@ def functions(tree: ast.AST, names: str = "") -> Iterator[tuple[str, ast.Functio
 
 def walk_body(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body but for what is raised, asserted, or a text."""
-    for statement in getattr(node, "body", [node]) if isinstance(node, ast.FunctionDef) else [node]:
+    for statement in node.body if isinstance(node, ast.FunctionDef) else [node]:
         if not isinstance(statement, ast.Raise | ast.Assert | ast.JoinedStr):
             yield statement
             for child in ast.iter_child_nodes(statement):

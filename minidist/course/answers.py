@@ -4,8 +4,6 @@ Floats are compared within the bound of verify/compare.py, whose scale is the la
 whole answer; everything else exactly.
 """
 
-import re
-
 import numpy as np
 
 from minidist.verify import compare
@@ -77,8 +75,9 @@ def check(got, want, **options) -> None:
 def check_form(got, want, exactly: bool = False) -> None:
     """Raise AssertionError if a value has not the names, kinds and dimensions of the package's.
 
-    Nor may it have a NaN where the package has none, or so many numbers that a test takes minutes.
-    exactly  nor other numbers
+    A NaN where the package has none is refused, and an answer of more than MUCH times its numbers.
+
+    exactly  refuses other numbers, too
     """
     if exactly:
         check(got, want)
@@ -118,12 +117,6 @@ def of_all_ranks(answer: Answer, free: tuple[str, ...], at_most: tuple[str, ...]
         else:
             found[name] = value
     return found
-
-
-def by_rank(answer: Answer, name: str) -> list[np.ndarray]:
-    """Return what each rank has of a name: the arrays "<name> on rank 0", "... 1", and so on."""
-    ranks = [int(n[1]) for n in (re.fullmatch(r".* on rank (\d+)", key) for key in answer) if n]
-    return [answer[f"{name} on rank {r}"] for r in range(max(ranks, default=-1) + 1)]
 
 
 def differ(

@@ -215,7 +215,7 @@ def earlier_results(
 
 
 def compared(paths: list[Path], lab: Lab) -> tuple[dict[str, float], dict[tuple, float]]:
-    """Return what submissions share with the package and with each other: `similarity.shared`."""
+    """Return the submissions' shares of the package and of each other, see `similarity.shared`."""
     files = {}
     for path in paths:
         with contextlib.suppress(OSError, ValueError):  # its row says why it was not graded

@@ -110,7 +110,7 @@ def grade(
 def _tested(
     tasks: list[Task], seed: int, sandbox: Sandbox, files: dict[str, str], unusable: dict[str, str]
 ) -> tuple[list[Verdict], str]:
-    """Return what the tests of some tasks say of a student's files, also in pytest's own XML."""
+    """Return the verdicts of some tasks' tests on a student's files, and pytest's own XML."""
     from minidist.course import diagnosis, grading  # which need pytest
 
     lab = sandbox.lab
@@ -156,7 +156,7 @@ def untouched(task: Task, files: dict[str, str]) -> bool:
 
 
 def _about(what: str, message: str) -> str:
-    """Return what is wrong with something: in its line, or below it."""
+    """Return a message under what it is about: in its line, or below it."""
     message = message[:4000]
     if "\n" in message:
         return f"{what}:\n{textwrap.indent(message, '    ')}"

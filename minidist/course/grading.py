@@ -176,7 +176,7 @@ def run(grading: Grading, *options: str) -> list[Case]:
 
 
 def in_words(error: BaseException) -> str:
-    """Return what a test raised: its own words, or that an answer has not the form it expects."""
+    """Return the message of a test's error: its own words, or that an answer has another form."""
     if not isinstance(error, AssertionError):
         why = f"{type(error).__name__}: {error}"
         return f"the answer has not the form that was asked for ({why})"

@@ -44,7 +44,7 @@ class Inside:
         return ask(self, arguments, named) if ask else self.package(*arguments, **named)
 
     def package(self, *arguments, **named) -> Any:
-        """Return what the package gives, by value; the same call again costs nothing."""
+        """Return the package's value; the same call again costs nothing."""
         asked = pickle.dumps((arguments, named)), VARIANTS.get()
         if self._latest[0] != asked:
             with planted(*VARIANTS.get()):

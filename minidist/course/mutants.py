@@ -56,7 +56,7 @@ def load(name: str) -> Mistake:
 
 
 def tests_of(mutant: Mistake) -> list[str]:
-    """Return what must kill it: one of these, the likeliest first."""
+    """Return the tests of which one must kill it, the likeliest first."""
     if mutant.killed_by:
         return [f"tests/{mutant.killed_by}"]
     files = [Path(edit.path).stem for edit in mutant.edits]
@@ -124,7 +124,7 @@ def row_of(mutant: Mistake, place: Path, reference: Path, running: set[subproces
 
 
 def message_of(failure: ElementTree.Element) -> str:
-    """Return what a failing test says in words: without Python's repetition of the assertion."""
+    """Return the words of a failing test, without Python's repetition of the assertion."""
     message, text = failure.get("message", ""), failure.text or ""
     if "ExceptionGroup" in message.partition(":")[0]:  # several failures: what each one says
         messages = re.findall(r"(?:AssertionError|Failed): (\S.*)", text)

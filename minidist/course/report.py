@@ -103,7 +103,7 @@ def cause(verdict: Verdict) -> str:
 
 
 def _shown(verdict: Verdict) -> str:
-    """Return what is wrong with a task, in a few short lines."""
+    """Return a task's faults, in a few short lines."""
     lines = [_earned(verdict)] if len(verdict.groups) > 1 else []
     before: list[str] = []
     for wrong in verdict.wrong[:SHOWN]:

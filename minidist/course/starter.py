@@ -112,7 +112,7 @@ def _written(lab: Lab) -> str:
 
 
 def to_write(task: Task) -> str:
-    """Return what to write in which file: "`A.f`, `g` in `minidist/a.py`"."""
+    """Return the functions to write, by file: "`A.f`, `g` in `minidist/a.py`"."""
     names: dict[str, list[str]] = {}
     for path, name in task.targets:
         names.setdefault(path, []).append(f"`{name}`")

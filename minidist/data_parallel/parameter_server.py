@@ -48,7 +48,7 @@ from minidist.comm import Group
 from minidist.errors import WrongInput, check_number
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.nn.optim import Optimizer
-from minidist.parallel import check_same_weights, check_statistics
+from minidist.parallel import check_same_weights, check_statistics, norms_that_train
 from minidist.pieces import split_ends
 
 PULL, PUSH, FINISH = range(3)
@@ -111,13 +111,12 @@ class ServerPlan:
 
 def check_fixed_statistics(model: nn.Module) -> None:
     """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
-    for norm in model.modules(nn.BatchNorm):
-        if norm.training:
-            raise WrongInput(
-                f"{norm.name} moves its running statistics on the worker that uses them, and no "
-                "server has them; use model.eval() to train with fixed ones, or average gradients "
-                "(data_parallel/naive.py)"
-            )
+    for norm in norms_that_train(model):
+        raise WrongInput(
+            f"{norm.name} moves its running statistics on the worker that uses them, and no "
+            "server has them; use model.eval() to train with fixed ones, or average gradients "
+            "(data_parallel/naive.py)"
+        )
 
 
 class Member:

@@ -20,6 +20,7 @@ from minidist.parallel.gradients import (
 from minidist.parallel.statistics import (
     check_balance,
     check_statistics,
+    norms_that_train,
     share_scales,
     share_scales_of_stage,
     sum_loads,
@@ -47,6 +48,7 @@ __all__ = [
     "from_holders",
     "gradient",
     "load_own",
+    "norms_that_train",
     "shapes_of",
     "share_scales",
     "share_scales_of_stage",

@@ -82,6 +82,11 @@ def check_balance(model: Module, ranks: int) -> None:
             )
 
 
+def norms_that_train(model: Module) -> list[BatchNorm]:
+    """Return the batch norms that use, and move, the statistics of a batch."""
+    return [norm for norm in model.modules(BatchNorm) if norm.training]
+
+
 def check_statistics(
     model: Module, ranks: int = 1, micro_batches: int = 1, loads: bool = False
 ) -> None:
@@ -105,9 +110,7 @@ def check_statistics(
                 f"ranks, or in one of {micro_batches} micro-batches; use one micro-batch and call "
                 "parallel.share_scales(model.parameters(), group) first, or use EightBits(block)"
             )
-    for norm in model.modules(BatchNorm):
-        if not norm.training:
-            continue
+    for norm in norms_that_train(model):
         if micro_batches > 1:
             raise WrongInput(
                 f"{norm.name} needs the statistics of the whole batch, not of one of "

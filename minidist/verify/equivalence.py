@@ -30,6 +30,7 @@ from minidist.comm import Cluster
 from minidist.comm.communicator import BY_FORMULA
 from minidist.comm.local import worker as by_value
 from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input, nearest, plural
+from minidist.parallel import norms_that_train
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify import outcomes
@@ -134,8 +135,7 @@ def row_of(entry: Strategy, case: Case, ranks: list[Outcome], search: bool) -> d
     """Return the row of what a strategy has on its ranks; search: as `rerun` of `check`."""
     moved = sum(rank.bytes for rank in ranks)
     # No paper's formula has the statistics of batch norms that train.
-    has_statistics = any(norm.training for norm in case.model.modules(nn.BatchNorm))
-    known_bytes = None if has_statistics else entry.costs.bytes
+    known_bytes = None if norms_that_train(case.model) else entry.costs.bytes
     formula = known_bytes(case, len(ranks)) if known_bytes else None
     operations = sum((Counter(rank.operations) for rank in ranks), start=Counter())
     got = [rank.gradients for rank in ranks]

@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from minidist.nn import BatchNorm, counted
+from minidist.parallel import norms_that_train
 from minidist.verify.causes.finding import Finding, Gradients, numbered
 from minidist.verify.compare import BOUND
 from minidist.verify.strategies.cases import INPUT, Case, as_input, collect
@@ -156,8 +157,12 @@ def _weights(f: Finding, cut: list[np.ndarray]) -> np.ndarray | None:
     too, and no cause.
     """
     off = [r for r, bad in enumerate(f.astray) if bad.any()]
-    dependent = any(norm.training for norm in f.case.model.modules(BatchNorm))
-    if dependent or not off or len(cut) < 2 or len(cut) * f.allowed.size > MOST:
+    if (
+        norms_that_train(f.case.model)
+        or not off
+        or len(cut) < 2
+        or len(cut) * f.allowed.size > MOST
+    ):
         return None
     columns = np.stack([f.flat(of_examples(f.case, rows)) for rows in cut], axis=1)
     if (np.abs(columns.sum(1) - f.flat(f.want)) > CLOSE * f.allowed).any():

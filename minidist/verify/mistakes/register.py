@@ -17,6 +17,7 @@
 The labs' tests, `minidist mutants` and the tests of faults (tests/planted.py) take it from here.
 """
 
+import ast
 import difflib
 import tomllib
 from collections.abc import Iterator
@@ -134,16 +135,31 @@ def planted(*wrong: str | Mistake) -> Iterator[None]:
     mistakes = [find(each) if isinstance(each, str) else each for each in wrong]
     with ExitStack() as stack:
         for mistake, path, source in [(m, *file) for m in mistakes for file in m.files().items()]:
-            module = import_module(module_of(path))
-            codes = dict(codes_in(compile(source, str(module.__file__), "exec")))
-            for name in {edit.name for edit in mistake.edits if edit.path == path}:
-                function = attrgetter(name)(module)
-                function = unwrap(getattr(function, "fget", function))  # of a property
-                if codes[name] == function.__code__:
-                    raise WrongInput(f"{mistake.name} changes more than the body of {name}")
-                stack.callback(setattr, function, "__code__", function.__code__)
-                function.__code__ = codes[name]
+            names = {edit.name for edit in mistake.edits if edit.path == path}
+            for name in stack.enter_context(bodies_of(path, ast.parse(source), names)):
+                raise WrongInput(f"{mistake.name} changes more than the body of {name}")
         yield
+
+
+@contextmanager
+def bodies_of(path: str, source: ast.Module, names: set[str]) -> Iterator[list[str]]:
+    """Let functions of a file have their code in another source, until the context ends.
+
+    It gives the names of those whose code is the same there.
+    """
+    module = import_module(module_of(path))
+    codes = dict(_codes(compile(source, str(module.__file__), "exec")))
+    same = []
+    with ExitStack() as stack:
+        for name in names:
+            function = attrgetter(name)(module)
+            function = unwrap(getattr(function, "fget", function))  # of a property
+            function = getattr(function, "__func__", function)  # of a class method
+            if codes[name] == function.__code__:
+                same.append(name)
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = codes[name]
+        yield same
 
 
 def module_of(path: str) -> str:
@@ -151,9 +167,9 @@ def module_of(path: str) -> str:
     return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def codes_in(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
     """Yield (qualified name, code) of all functions below a code."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield inner.co_qualname, inner
-            yield from codes_in(inner)
+            yield from _codes(inner)

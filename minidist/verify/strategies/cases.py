@@ -20,6 +20,7 @@ from minidist.context_parallel.cuts import plain
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
 from minidist.nn.embedding import BEGIN, END, PAD
+from minidist.parallel import norms_that_train
 from minidist.rng import generator
 from minidist.verify.interop.torch import as_numpy
 
@@ -126,8 +127,9 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
 
 def moved_by_forward(model: nn.Module) -> dict[str, np.ndarray]:
     """Return the arrays that a forward pass moved: statistics in training, and `choice_shares`."""
-    norms = [norm for norm in model.modules(nn.BatchNorm) if norm.training]
-    statistics = [p for norm in norms for p in (norm.running_mean, norm.running_var)]
+    statistics = [
+        p for norm in norms_that_train(model) for p in (norm.running_mean, norm.running_var)
+    ]
     return {str(p.name): host_copy(p.data) for p in statistics} | choice_shares(model)
 
 

@@ -27,6 +27,7 @@ from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.data_parallel.zero import Zero
 from minidist.errors import WrongInput
 from minidist.nn.datasets import Batch
+from minidist.parallel import norms_that_train
 from minidist.parallel.trainer import loss_of
 from minidist.pieces import split_ends
 from minidist.planning.costs import strategies as costs
@@ -53,11 +54,10 @@ class Training(NamedTuple):
 
         ValueError: the model has batch norms that train on several ranks.
         """
-        norm = next((norm for norm in model.modules(nn.BatchNorm) if norm.training), None)
-        if norm and self.ranks > 1:
+        for norm in norms_that_train(model) if self.ranks > 1 else ():
             raise WrongInput(
                 f"{norm.name} needs the statistics of the whole batch, and a replay takes one "
-                f"rank's share after another; certify one gradient, or use model.eval()"
+                "rank's share after another; certify one gradient, or use model.eval()"
             )
         loss_of(model, self.batches[step].share(rank, self.ranks)).backward()
 

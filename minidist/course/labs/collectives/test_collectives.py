@@ -113,7 +113,7 @@ def all_reduce(algorithm, op, arrays):
 
 @inside
 def refusal(algorithm, N):
-    """Return, on each rank, whether so many of them are refused."""
+    """Return for each rank whether this number of ranks is refused."""
     reduce = getattr(collectives, algorithm)
     return watched(N, lambda channel: refused(reduce, channel, np.ones(4), np.add))
 

@@ -233,7 +233,7 @@ def drawn_gradients(rng, model):
 
 
 def on_a_mesh(model, config, shape, options):
-    """Return what makes each rank's part of a model."""
+    """Return the function that makes each rank's part of a model."""
     pp, schedule, chunks = shape[1], options.get("schedule", "1f1b"), options.get("chunks", 1)
     placement = programs(schedule, pp, 4 * pp, chunks).placement
     cut = cut_of(len(model.layers), 1 + max(map(max, placement)))

@@ -145,7 +145,7 @@ def places(tree: str, theirs: list[str]) -> list[str]:
 
 
 def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
-    """Return what was raised and where: the student's lines, and what they called last."""
+    """Return the error and its places: the student's lines, and what they called last."""
     try:
         head, cause = [], error.__cause__
         if type(error).__name__ == "RankFailed" and cause is not None and cause.__traceback__:
